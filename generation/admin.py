@@ -1,0 +1,160 @@
+"""Generations, API keys and head workers in the admin."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.exceptions import NotRegistered
+from django.http import HttpRequest, HttpResponse
+from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import mark_safe
+from django.utils.text import capfirst
+from rest_framework_api_key.admin import APIKeyModelAdmin
+from rest_framework_api_key.models import APIKey as StockAPIKey
+
+from generation.keeper import SILENT_AFTER
+from generation.models import APIKey, Generation, HeadWorker
+from nodes.amounts import MISSING
+
+# Two lists of keys, of which one opens nothing, would mislead. Importing the library's admin registers it.
+with contextlib.suppress(NotRegistered):
+    admin.site.unregister(StockAPIKey)
+
+
+class ReadOnlyAdmin(admin.ModelAdmin):
+    """Rows that the program writes and people read."""
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        # Django's own title asks to select a row, which is not what people come for.
+        title = capfirst(self.opts.verbose_name_plural)
+        return super().changelist_view(request, {"title": title, **(extra_context or {})})
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+@admin.register(Generation)
+class GenerationAdmin(ReadOnlyAdmin):
+    list_display = (
+        "session", "started", "status_word", "finish", "prompt", "answer",
+        "first_token", "speed", "prefills", "misses", "failovers", "model_word",
+    )  # fmt: skip
+    list_filter = ("status", "finish_reason", "model_name", "api_key")
+    date_hierarchy = "started_at"
+    search_fields = ("session_id", "model_name", "error")
+    search_help_text = "Session id, model or error."
+    fieldsets = (
+        (
+            None,
+            {"fields": ("session_id", "live_session", "status_word", "finish_reason", "error", "streamed")},
+        ),
+        ("Times", {"fields": ("started_at", "finished_at", "took", "first_token", "speed")}),
+        ("Tokens", {"fields": ("prompt_tokens", "completion_tokens")}),
+        ("Cache", {"fields": ("cached", "prefills", "cache_misses", "failovers")}),
+        ("Who and where", {"fields": ("model_name", "fingerprint", "route_table", "api_key", "owner")}),
+    )
+    readonly_fields = ("live_session", "status_word", "took", "first_token", "speed", "route_table")
+
+    class Media:
+        css = {"all": ("nodes/live.css",)}  # noqa: RUF012  # Django's own shape
+
+    @admin.display(description="session", ordering="session_id")
+    def session(self, row: Generation) -> str:
+        return format_html('<code title="{}">{}…</code>', row.session_id, row.session_id[:10])
+
+    @admin.display(description="status", ordering="status")
+    def status_word(self, row: Generation) -> str:
+        return format_html('<span class="mesh-state mesh-{0}">{0}</span>', row.status)
+
+    @admin.display(description="model", ordering="model_name")
+    def model_word(self, row: Generation) -> str:
+        return format_html('<span class="mesh-whole">{}</span>', row.model_name)
+
+    @admin.display(description="finish", ordering="finish_reason")
+    def finish(self, row: Generation) -> str:
+        return row.finish_reason or MISSING
+
+    @admin.display(description="prompt", ordering="prompt_tokens")
+    def prompt(self, row: Generation) -> int:
+        return row.prompt_tokens
+
+    @admin.display(description="answer", ordering="completion_tokens")
+    def answer(self, row: Generation) -> int:
+        return row.completion_tokens
+
+    @admin.display(description="misses", ordering="cache_misses")
+    def misses(self, row: Generation) -> int:
+        return row.cache_misses
+
+    @admin.display(description="started", ordering="started_at")
+    def started(self, row: Generation) -> str:
+        moment = timezone.localtime(row.started_at)
+        return format_html('<span class="mesh-whole">{}</span>', f"{moment:%Y-%m-%d %H:%M:%S}")
+
+    @admin.display(description="first token", ordering="time_to_first_token")
+    def first_token(self, row: Generation) -> str:
+        return MISSING if row.time_to_first_token is None else f"{row.time_to_first_token:.2f} s"
+
+    @admin.display(description="tokens/s", ordering="tokens_per_second")
+    def speed(self, row: Generation) -> str:
+        return MISSING if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}"
+
+    @admin.display(description="took")
+    def took(self, row: Generation) -> str:
+        if row.finished_at is None:
+            return MISSING
+        return f"{(row.finished_at - row.started_at).total_seconds():.2f} s"
+
+    @admin.display(description="live session")
+    def live_session(self, row: Generation) -> str:
+        if row.status != Generation.Status.RUNNING:
+            return MISSING
+        try:
+            url = reverse("admin:nodes_kvsession_changelist")
+        except NoReverseMatch:
+            return MISSING
+        return format_html('<a href="{}?session_id={}">see it on the nodes</a>', url, row.session_id)
+
+    @admin.display(description="route")
+    def route_table(self, row: Generation) -> str:
+        hops = [hop for hop in row.route if isinstance(hop, dict)] if isinstance(row.route, list) else []
+        if not hops:
+            return MISSING
+        lines = format_html_join(
+            "",
+            "<tr><td>{}:{}</td><td>{}</td></tr>",
+            ((hop.get("start", "?"), hop.get("end", "?"), hop.get("node", "?")) for hop in hops),
+        )
+        head = mark_safe("<tr><th>Layers</th><th>Node</th></tr>")  # a constant
+        return format_html("<table><thead>{}</thead><tbody>{}</tbody></table>", head, lines)
+
+
+@admin.register(APIKey)
+class APIKeyAdmin(APIKeyModelAdmin):
+    """Keys of the clients. A new key is shown once, in the message after saving; then only its prefix."""
+
+    list_display = ("name", "prefix", "created", "expiry_date", "_has_expired", "revoked")
+    list_filter = ("revoked", "created")
+
+
+@admin.register(HeadWorker)
+class HeadWorkerAdmin(ReadOnlyAdmin):
+    list_display = ("hostname", "pid", "alive", "started_at", "beat_at", "boot_id")
+    list_display_links = None
+    ordering = ("-beat_at",)
+
+    @admin.display(description="alive", boolean=True)
+    def alive(self, row: HeadWorker) -> bool:
+        return row.beat_at > timezone.now() - SILENT_AFTER

@@ -1,0 +1,217 @@
+"""One running answer: the single function behind every way to ask for text.
+
+`start()` validates, plans and admits before anything is sent to the client, since the first byte of a stream fixes
+its status. The loop then runs in a thread of its own and feeds a queue, so that whoever reads it can send keep-alive
+comments during a long prefill and can notice that the client has gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from generation.errors import ModelNotFound
+from generation.head import Job, Progress, TokenLoop
+from generation.record import Record
+from generation.text import Detokenizer
+from nodes.errors import MeshnetError
+from nodes.sampling import Sampling
+from nodes.wire import mint_session_id
+
+if TYPE_CHECKING:
+    from generation.models import APIKey
+    from generation.runtime import HeadRuntime
+    from nodes.client import NodeClient
+
+logger = logging.getLogger(__name__)
+
+#: After this much silence the reader gets a Silence event, in seconds.
+SILENCE_SECONDS = 5.0
+
+#: A node that does not answer a release in time frees the session by its TTL.
+RELEASE_SECONDS = 5.0
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A validated chat request. `messages` hold `role` and `content` strings. seed None: the head mints one."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """A piece of the answer's text, never empty; the pieces joined are the whole text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end of an answer that ended well."""
+
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Nothing has come for SILENCE_SECONDS; the generation is still running."""
+
+
+_Event = TextDelta | Finished | MeshnetError | None  # None: admitted
+
+
+class Answer:
+    """A generation under way, made by `start`. Read `events()` once, from one thread; `cancel()` from any."""
+
+    def __init__(self, runtime: HeadRuntime, request: ChatRequest, prompt_ids: list[int], budget: int) -> None:
+        self.id = f"chatcmpl-{secrets.token_urlsafe(16)}"
+        self.created = int(time.time())
+        self.model = runtime.model
+        self.prompt_tokens = len(prompt_ids)
+        self._runtime = runtime
+        self._cancelled = threading.Event()
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        job = Job(
+            session_id=mint_session_id(),
+            prompt_ids=prompt_ids,
+            max_new_tokens=budget,
+            stop_ids=runtime.prompter.stop_ids,
+            sampling=Sampling(
+                temperature=request.temperature,
+                top_p=request.top_p,
+                top_k=request.top_k,
+                seed=secrets.randbits(63) if request.seed is None else request.seed,
+            ),
+            encode=runtime.prompter.encode,
+        )
+        self.job = job
+        self._was_admitted = False
+        self._loop = TokenLoop(
+            runtime.directory,
+            runtime.embedder,
+            runtime.settings,
+            job,
+            stopped=self._cancelled.is_set,
+            admitted=self._admit,
+            wait=self._cancelled.wait,
+        )
+        self._thread = threading.Thread(target=self._run, name=f"meshnet-loop {job.session_id[:8]}", daemon=True)
+
+    @property
+    def progress(self) -> Progress:
+        return self._loop.progress
+
+    def events(self) -> Iterator[TextDelta | Finished | Silence]:
+        """What comes, as it comes; ends after Finished, or early after `cancel()`. Raises MeshnetError when it fails."""
+        while True:
+            try:
+                event = self._events.get(timeout=SILENCE_SECONDS)
+            except queue.Empty:
+                yield Silence()
+                continue
+            if event is None:
+                return  # cancelled
+            if isinstance(event, MeshnetError):
+                raise event
+            yield event
+            if isinstance(event, Finished):
+                return
+
+    def cancel(self) -> None:
+        """Stops the loop before its next step or piece; its sessions are released. May be called at any time."""
+        self._cancelled.set()
+
+    # -- for `start`
+
+    def begin(self, record: Record) -> None:
+        """Starts the loop and waits until the first piece of the prompt went through every node. Raises its error."""
+        self._record = record
+        self._thread.start()
+        first = self._events.get()
+        if isinstance(first, MeshnetError):
+            raise first
+
+    # -- on the loop's thread
+
+    def _admit(self) -> None:
+        if not self._was_admitted:
+            self._was_admitted = True
+            self._events.put(None)
+
+    def _run(self) -> None:
+        outcome: MeshnetError | None = None
+        try:
+            self._speak()
+        except MeshnetError as error:
+            outcome = error
+        except Exception:
+            logger.exception("A generation failed.")
+            outcome = MeshnetError("The generation failed inside the head; its log says why.")
+        finally:
+            release(self._runtime, self.progress.touched, self.job.session_id)
+            self._record.end(self.progress, outcome, cancelled=self._cancelled.is_set())
+        if outcome is not None:
+            self._events.put(outcome)
+        elif self.progress.finish_reason:
+            reason: FinishReason = "length" if self.progress.finish_reason == "length" else "stop"
+            self._events.put(Finished(reason, self.prompt_tokens, self.progress.completion_tokens))
+        else:
+            self._events.put(None)
+
+    def _speak(self) -> None:
+        text = Detokenizer(self._runtime.prompter.decode)
+        for token_id in self._loop.tokens():
+            self._say(text.push(token_id))
+        self._say(text.flush())
+
+    def _say(self, piece: str) -> None:
+        if piece:
+            self._events.put(TextDelta(piece))
+
+
+def start(runtime: HeadRuntime, request: ChatRequest, *, api_key: APIKey | None, streamed: bool) -> Answer:
+    """Validates, plans, records and admits a generation. Returns once status 200 can be promised.
+
+    Raises ModelNotFound, RequestRefused, ContextLengthExceeded (nothing was done), NoRoute, Busy or GaveUp.
+    """
+    if request.model not in runtime.models():
+        raise ModelNotFound(
+            f"The model {request.model!r:.200} is not served here; served: {', '.join(runtime.models())}.",
+            param="model",
+        )
+    prompt_ids = runtime.prompter.ids(request.messages)
+    budget = runtime.prompter.budget(len(prompt_ids), request.max_tokens)
+    answer = Answer(runtime, request, prompt_ids, budget)
+    record = Record.begin(runtime, answer.job, api_key=api_key, streamed=streamed)
+    answer.begin(record)
+    return answer
+
+
+def release(runtime: HeadRuntime, urls: set[str], session_id: str) -> None:
+    """Ends a session on every node it touched: best effort, in the background, never delaying an answer."""
+
+    def run(client: NodeClient) -> None:
+        with contextlib.suppress(MeshnetError):
+            client.release(session_id, timeout=RELEASE_SECONDS)
+
+    for url in urls:
+        client = runtime.directory.client(url)
+        threading.Thread(target=run, args=(client,), name=f"meshnet-release {url}", daemon=True).start()

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.apps import AppConfig
+
+if TYPE_CHECKING:
+    from generation.runtime import HeadRuntime
+
+
+class GenerationConfig(AppConfig):
+    name = "generation"
+    verbose_name = "Text generation"
+
+    #: The head that this process serves; set once by the gunicorn hook. None in commands and while loading.
+    runtime: HeadRuntime | None = None

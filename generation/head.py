@@ -1,0 +1,322 @@
+"""The autoregressive loop: prefill the prompt once, then one token a step, and repair what breaks.
+
+Knows neither HTTP nor the database nor text: token ids in, token ids out. Nodes, embeddings, clock, waiting and the
+way to release sessions are passed in.
+
+A step that fails is never sent again (it may have been carried out): the whole text so far is prefilled anew under
+the same session id, which replaces whatever the nodes hold, and the loop goes on with cached steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from generation.directory import NodeDirectory
+from generation.errors import GaveUp
+from generation.route import Hop, Route, plan
+from nodes.client import StepAnswer
+from nodes.errors import (
+    Busy,
+    ComputeFailed,
+    Draining,
+    KVCacheMiss,
+    MeshnetError,
+    NodeProtocolError,
+    NodeUnreachable,
+    NotReady,
+    WrongLayers,
+    WrongModel,
+)
+from nodes.framing import Payload
+from nodes.sampling import Sampling
+from nodes.wire import StepHeaders
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+#: Re-prefills in a row without a new token before the generation is given up.
+MAX_REPAIRS = 3
+#: Faults that another plan may repair; the node that raised one is avoided for a while.
+_NODE_FAULTS = (NodeUnreachable, NodeProtocolError, ComputeFailed)
+#: Faults of the plan: the node is well, but not (any more) what the route took it for.
+_ROUTE_FAULTS = (Draining, NotReady, WrongModel, WrongLayers)
+
+
+class Embeds(Protocol):
+    """Token ids to the hidden states before layer 0, [1, T, hidden]."""
+
+    def embed(self, token_ids: list[int]) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """What the mesh serves and how patient the loop is; times in seconds."""
+
+    fingerprint: str
+    dtype: str
+    n_layers: int
+    piece_tokens: int = 512
+    step_timeout: float = 60.0
+    busy_wait: float = 30.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One generation to run. stop_ids end it and are not part of the text; cache False runs every step statelessly.
+
+    encode turns text into ids, for a tail of the old protocol that sends no token ids.
+    """
+
+    session_id: str
+    prompt_ids: list[int]
+    max_new_tokens: int
+    stop_ids: frozenset[int]
+    sampling: Sampling = field(default_factory=Sampling)
+    cache: bool = True
+    encode: Callable[[str], list[int]] | None = None
+
+
+@dataclass
+class Progress:
+    """What happened so far; written by the loop's thread, read by whoever keeps records. Times in seconds."""
+
+    started: float = 0.0
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    completion_tokens: int = 0
+    prefills: int = 0
+    cache_misses: int = 0
+    failovers: int = 0
+    cached: bool = True
+    route: Route | None = None
+    touched: set[str] = field(default_factory=set)
+    finish_reason: str = ""
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        return None if self.first_token_at is None else self.first_token_at - self.started
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the decode phase: first token to last."""
+        if self.first_token_at is None or self.last_token_at is None or self.completion_tokens < 2:
+            return None
+        seconds = self.last_token_at - self.first_token_at
+        return (self.completion_tokens - 1) / seconds if seconds > 0 else None
+
+
+class TokenLoop:
+    """Runs one job. Not shared between threads; make one for each generation."""
+
+    def __init__(
+        self,
+        directory: NodeDirectory,
+        embedder: Embeds,
+        settings: LoopSettings,
+        job: Job,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+        admitted: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] = time.sleep,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._directory = directory
+        self._embedder = embedder
+        self._settings = settings
+        self._job = job
+        self._stopped = stopped
+        self._admitted = admitted
+        self._clock = clock
+        self._wait = wait
+        self._rng = rng or random.Random()  # noqa: S311  # spreads load; nothing secret
+        self.progress = Progress(started=clock(), cached=job.cache)
+
+    def tokens(self) -> Iterator[int]:
+        """The new token ids, one by one; ends at a stop id, at the limit, or when `stopped()` says so.
+
+        Raises NoRoute, Busy (no slot in time) or GaveUp. The session is still held when it returns or raises:
+        the caller releases it on the nodes of `progress.touched`.
+        """
+        job, progress = self._job, self.progress
+        text = list(job.prompt_ids)
+        repairs = 0
+        must_prefill = True
+        busy_until: float | None = None
+        while not self._stopped():
+            try:
+                new = self._prefill(text) if must_prefill or not progress.cached else self._decode(text)
+            except Busy as error:
+                # Somebody else's generations hold every slot: give back what was got elsewhere and wait for a turn.
+                busy_until = busy_until or self._clock() + self._settings.busy_wait
+                if self._clock() >= busy_until:
+                    raise
+                self._give_back()
+                self._wait((error.retry_after or 1) * self._rng.uniform(0.5, 1.0))
+                must_prefill = True
+                continue
+            except _Uncached:
+                progress.cached = False
+                self._give_back()
+                continue
+            except (KVCacheMiss, *_NODE_FAULTS, *_ROUTE_FAULTS) as error:
+                self._note(error)
+                repairs += 1
+                if repairs > MAX_REPAIRS:
+                    raise GaveUp(
+                        f"No new token after {MAX_REPAIRS} repairs; the last fault was: {error.detail}"
+                    ) from error
+                must_prefill = True
+                continue
+            if new is None:
+                return  # stopped between two pieces of the prompt
+            repairs, must_prefill, busy_until = 0, False, None
+            for token_id in new:
+                if token_id in job.stop_ids:
+                    progress.finish_reason = "stop"
+                    return
+                text.append(token_id)
+                self._count()
+                yield token_id
+                if progress.completion_tokens >= job.max_new_tokens:
+                    progress.finish_reason = "length"
+                    return
+            if not new:
+                progress.finish_reason = "stop"  # an old tail's empty text
+                return
+
+    # -- one pass over the route
+
+    def _prefill(self, text: list[int]) -> list[int] | None:
+        """The whole text through the route, in pieces when it is cached; None when stopped on the way."""
+        route = self.progress.route or self._plan()
+        self.progress.prefills += 1
+        size = self._settings.piece_tokens if self.progress.cached else len(text)
+        answer = None
+        for start in range(0, len(text), size):
+            if start and self._stopped():
+                return None
+            piece = text[start : start + size]
+            last = start + size >= len(text)
+            answer = self._pass(route, piece, past_len=start, fresh=start == 0, want_token=last)
+            self._admitted()
+        return self._new_tokens(answer)
+
+    def _decode(self, text: list[int]) -> list[int]:
+        """The newest token alone through the route."""
+        route = self.progress.route or self._plan()
+        return self._new_tokens(self._pass(route, text[-1:], past_len=len(text) - 1, fresh=False, want_token=True))
+
+    def _pass(self, route: Route, ids: list[int], *, past_len: int, fresh: bool, want_token: bool) -> StepAnswer:
+        hidden = self._embedder.embed(ids)
+        answer = StepAnswer()
+        for hop in route.hops:
+            answer = self._hop(hop, route, hidden, past_len=past_len, fresh=fresh, want_token=want_token)
+            if hop is not route.hops[-1]:
+                if answer.hidden is None or answer.hidden.shape != hidden.shape:
+                    raise NodeProtocolError(f"{hop.url} did not answer hidden states of the shape it was sent.")
+                hidden = answer.hidden
+        if answer.hidden is not None:
+            raise NodeProtocolError(f"{route.hops[-1].url} answered hidden states instead of a token.")
+        return answer
+
+    def _hop(
+        self, hop: Hop, route: Route, hidden: torch.Tensor, *, past_len: int, fresh: bool, want_token: bool
+    ) -> StepAnswer:
+        cached = self.progress.cached
+        headers = StepHeaders(
+            session=self._job.session_id if cached else None,
+            cache=("prefill" if fresh else "decode") if cached else None,
+            past_len=past_len if cached and not fresh else None,
+            start_layer=hop.layers.start,
+            end_layer=hop.layers.end,
+            model=route.fingerprint,
+        )
+        is_last = hop is route.hops[-1]
+        sampling = self._sampling(want_token) if is_last else None
+        self.progress.touched.add(hop.url)
+        try:
+            answer = self._directory.client(hop.url).forward(
+                headers, Payload(hidden, sampling=sampling), timeout=self._settings.step_timeout
+            )
+        except _NODE_FAULTS:
+            self._directory.suspect(hop.url)
+            raise
+        if cached:
+            # The acknowledgement is the capability check: a node that does not send it has cached nothing, and a
+            # decode to it would be silent nonsense.
+            if answer.past_len is None:
+                logger.warning("%s does not cache; the generation goes on without a cache.", hop.url)
+                raise _Uncached()
+            if answer.past_len != past_len + hidden.shape[1]:
+                raise NodeProtocolError(
+                    f"{hop.url} holds {answer.past_len} tokens where {past_len + hidden.shape[1]} were sent."
+                )
+        return answer
+
+    def _sampling(self, want_token: bool) -> dict[str, object] | None:
+        params = self._job.sampling
+        if not want_token:
+            return {"want_token": False}
+        return None if params.temperature == 0 else params.as_json()
+
+    def _new_tokens(self, answer: StepAnswer | None) -> list[int]:
+        if answer is None:
+            raise GaveUp("The text is empty.")
+        if answer.token_id is not None:
+            return [answer.token_id]
+        if answer.has_token_id or self._job.encode is None or answer.text is None:
+            raise NodeProtocolError("The last node answered no token.")
+        # A tail of the old protocol: text only, and an empty text at the end.
+        if self.progress.cached:
+            raise _Uncached()
+        return self._job.encode(answer.text)
+
+    # -- what changes around the passes
+
+    def _plan(self) -> Route:
+        route = plan(
+            self._directory.ready(fresh=self.progress.failovers > 0),
+            fingerprint=self._settings.fingerprint,
+            dtype=self._settings.dtype,
+            n_layers=self._settings.n_layers,
+            avoid=self._directory.suspects(),
+            prefer=self._rng.choice,
+        )
+        self.progress.route = route
+        return route
+
+    def _note(self, error: MeshnetError) -> None:
+        if isinstance(error, KVCacheMiss):
+            self.progress.cache_misses += 1
+            logger.info("Cache miss (%s); prefilling again.", error.extra.get("reason"))
+            return
+        self.progress.failovers += 1
+        self.progress.route = None
+        logger.warning("Planning again after: %s", error.detail)
+
+    def _give_back(self) -> None:
+        """Frees the session's slots on every node touched so far; the id stays this generation's own."""
+        for url in sorted(self.progress.touched):
+            try:
+                self._directory.client(url).give_back(self._job.session_id, timeout=self._settings.step_timeout)
+            except MeshnetError as error:
+                logger.info("%s could not be told to free a slot: %s", url, error.detail)
+
+    def _count(self) -> None:
+        now = self._clock()
+        self.progress.completion_tokens += 1
+        self.progress.last_token_at = now
+        if self.progress.first_token_at is None:
+            self.progress.first_token_at = now
+
+
+class _Uncached(Exception):  # noqa: N818  # not an error: the chain turns stateless
+    """A node on the route does not cache."""

@@ -1,0 +1,175 @@
+"""What the two gunicorn configurations share: refusing to serve wrongly, loading in the worker, leaving in order.
+
+Exit codes: 3 = refused (starting again cannot help, `mesh` does not), 4 = crashed while loading. gunicorn's master
+ends with the code of a worker that ends with 3 or 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+from django.core.exceptions import ImproperlyConfigured
+
+from meshsite.parent_death import follow_parent
+
+REFUSED = 3
+CRASHED = 4
+#: Begins the one line that says why; `mesh` shows that line.
+REFUSAL = "Refused to start: "
+
+#: Below the 8 s after which `mesh` kills, so that a worker says good-bye itself.
+GRACEFUL_SECONDS = 7
+#: DESIGN fact 11: heads keep pooled connections for less than this.
+KEEPALIVE_SECONDS = 75
+#: A worker whose main thread is silent for longer is killed. Not a limit for requests.
+TIMEOUT_SECONDS = 30
+
+
+def load_settings(roles: Sequence[str], instead: str) -> Any:
+    """Django's settings, for use while gunicorn reads its configuration. Refuses bad values and other roles."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "meshsite.settings")
+    from django.conf import settings
+
+    try:
+        role = settings.ROLE
+    except ImproperlyConfigured as error:
+        refuse(str(error))
+    if role not in roles:
+        refuse(f"MESHNET_ROLE is {role}, this configuration serves {' or '.join(roles)}. {instead}")
+    return settings
+
+
+def refuse(reason: str, log: Any = None) -> NoReturn:
+    """One line, no traceback, exit code 3. Raises SystemExit, which gunicorn lets through everywhere."""
+    if log is None:  # gunicorn has no log yet
+        sys.stderr.write(f"{REFUSAL}{reason}\n")
+    else:
+        log.error("%s%s", REFUSAL, reason)
+    raise SystemExit(REFUSED)
+
+
+def refuse_master(server: Any, reason: str) -> NoReturn:
+    """Refuses before a socket is bound; the pid file is already there."""
+    if server.pidfile is not None:
+        server.pidfile.unlink()
+    refuse(reason, server.log)
+
+
+def check_master(server: Any) -> None:
+    """What both roles demand of gunicorn's own options, wherever they were set. For `on_starting`."""
+    from meshsite.checks import problems_before_serving
+
+    for problem in problems_before_serving():
+        refuse_master(server, problem)
+    # gunicorn would turn `sync` with threads into gthread in silence: what was asked for counts.
+    asked = server.cfg.settings["worker_class"].get()
+    if asked != "gthread":
+        refuse_master(
+            server, f"the worker class is {asked}: only gthread keeps long streams alive. Leave out -k / worker_class."
+        )
+    if server.cfg.preload_app:
+        refuse_master(server, "preload_app loads torch before the fork, where it hangs. Leave out --preload.")
+
+
+def follow_master(server: Any, worker: Any) -> None:
+    """For `post_fork`: a worker ends with its master, also while it loads and does not look out for it."""
+    follow_parent(server.pid, signal.SIGTERM)()
+
+
+def load_worker(worker: Any) -> None:
+    """Loads what this role serves, then wraps SIGTERM. For `post_worker_init`, in the worker's main thread."""
+    from django.conf import settings
+
+    from nodes.errors import ModelUnavailable, ShardRefused
+
+    # Until something is served there is nothing to finish: a stop during a load of minutes is obeyed at once.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    try:
+        with _beating(worker):
+            _check_system(worker.log)
+            if settings.ROLE in ("node", "all"):
+                from nodes.runtime import boot_node
+
+                _app("nodes").runtime = boot_node()
+            if settings.SERVES_HEAD:
+                from generation.runtime import boot_head
+
+                _app("generation").runtime = boot_head()
+    except (ShardRefused, ModelUnavailable, ImproperlyConfigured) as error:
+        stop_runtimes()
+        refuse(str(error), worker.log)
+    except Exception as error:
+        worker.log.exception("The worker could not load: %s: %s", type(error).__name__, error)
+        stop_runtimes()
+        raise SystemExit(CRASHED) from None
+    _drain_first(worker)
+    worker.log.info("Ready to serve as %s.", settings.ROLE)
+
+
+def stop_runtimes() -> None:
+    """Stops what the worker served, head first. For `worker_exit`; the master calls that too, with nothing loaded."""
+    from django.apps import apps
+
+    if not apps.ready:
+        return
+    for label in ("generation", "nodes"):
+        runtime = _app(label).runtime if apps.is_installed(label) else None
+        if runtime is not None:
+            runtime.stop()
+
+
+def _app(label: str) -> Any:
+    """The configuration of `nodes` or `generation`, which holds what this process serves."""
+    from django.apps import apps
+
+    return apps.get_app_config(label)
+
+
+def _check_system(log: Any) -> None:
+    from django.core.checks import ERROR, run_checks
+
+    messages = run_checks()
+    for message in messages:
+        if message.level < ERROR:
+            log.warning("%s", message)
+    errors = [message for message in messages if message.level >= ERROR]
+    if errors:
+        raise ImproperlyConfigured(" ".join(f"{error.msg} ({error.id}) {error.hint or ''}".strip() for error in errors))
+
+
+@contextlib.contextmanager
+def _beating(worker: Any) -> Iterator[None]:
+    """Tells the master that the worker lives while its main thread loads, however long that takes."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(1.0):
+            worker.notify()
+
+    thread = threading.Thread(target=beat, name="meshnet-loading", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _drain_first(worker: Any) -> None:
+    """On SIGTERM a node first refuses new sessions, since gunicorn goes on answering kept connections (fact 17)."""
+
+    def leave(sig: int, frame: FrameType | None) -> None:
+        runtime = _app("nodes").runtime
+        if runtime is not None:
+            runtime.drain()
+        worker.handle_exit(sig, frame)
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.siginterrupt(signal.SIGTERM, False)  # as gunicorn has it: no system call of a request is broken off

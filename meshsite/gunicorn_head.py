@@ -1,0 +1,31 @@
+"""gunicorn for a head: `gunicorn -c meshsite/gunicorn_head.py meshsite.wsgi`. May run several workers (`-w`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshsite import gunicorn_conf as conf
+from meshsite.gunicorn_conf import check_master as on_starting  # noqa: F401
+from meshsite.gunicorn_conf import follow_master as post_fork  # noqa: F401
+from meshsite.gunicorn_conf import load_worker as post_worker_init  # noqa: F401
+
+_settings = conf.load_settings(("head",), "Roles that hold layers start with meshsite/gunicorn_node.py.")
+
+bind = _settings.MESHNET_BIND
+worker_class = "gthread"
+workers = 1
+# A stream holds its thread until it ends.
+threads = 64
+worker_connections = 1000 + threads
+keepalive = conf.KEEPALIVE_SECONDS
+timeout = conf.TIMEOUT_SECONDS
+graceful_timeout = conf.GRACEFUL_SECONDS
+preload_app = False
+# All masters of a user would share one path for it.
+control_socket_disable = True
+accesslog = None
+loglevel = _settings.MESHNET_LOG_LEVEL.lower()
+
+
+def worker_exit(server: Any, worker: Any) -> None:
+    conf.stop_runtimes()

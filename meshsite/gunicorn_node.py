@@ -1,0 +1,67 @@
+"""gunicorn for a node, or for a head that also holds layers: `gunicorn -c meshsite/gunicorn_node.py meshsite.wsgi`.
+
+One worker, since the sessions' caches are this process's memory.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from meshsite import gunicorn_conf as conf
+from meshsite.gunicorn_conf import follow_master as post_fork  # noqa: F401
+from meshsite.gunicorn_conf import load_worker as post_worker_init  # noqa: F401
+
+_settings = conf.load_settings(("node", "all"), "A head without layers starts with meshsite/gunicorn_head.py.")
+
+#: Twice the session slots and some, so that waiting steps never starve /livez or an eviction.
+_NODE_THREADS = 2 * _settings.MESHNET_KV_MAX_SESSIONS + 8
+_HEAD_THREADS = 64
+
+bind = _settings.MESHNET_BIND
+worker_class = "gthread"
+workers = 1
+threads = _NODE_THREADS + (_HEAD_THREADS if _settings.ROLE == "all" else 0)
+worker_connections = 1000 + threads
+keepalive = conf.KEEPALIVE_SECONDS
+timeout = conf.TIMEOUT_SECONDS
+graceful_timeout = conf.GRACEFUL_SECONDS
+max_requests = 0
+preload_app = False
+# All masters of a user would share one path for it.
+control_socket_disable = True
+accesslog = None
+loglevel = _settings.MESHNET_LOG_LEVEL.lower()
+
+
+def on_starting(server: Any) -> None:
+    conf.check_master(server)
+    if server.cfg.workers != 1:
+        conf.refuse_master(
+            server,
+            f"{server.cfg.workers} workers were asked for: a node is one process, since its sessions' caches are that "
+            "process's memory. Start more nodes instead.",
+        )
+    if server.cfg.max_requests:
+        conf.refuse_master(server, "max_requests would throw every session away. Leave out --max-requests.")
+    if server.cfg.threads < _NODE_THREADS:
+        conf.refuse_master(
+            server, f"{_NODE_THREADS} threads are needed for MESHNET_KV_MAX_SESSIONS, not {server.cfg.threads}."
+        )
+
+
+def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
+    """A TTIN signal asks for one more. At start (old None) `on_starting` refuses."""
+    if old_value is not None and new_value > 1:
+        server.log.error("A node keeps its one worker: %d workers would each hold caches of their own.", new_value)
+        server.num_workers = 1
+
+
+def pre_exec(server: Any) -> None:
+    """A USR2 signal starts a second master beside this one, on the same socket. Runs in the fork that would be it."""
+    server.log.error("USR2 is refused: two nodes behind one address would mix up their sessions. Restart instead.")
+    os._exit(0)
+
+
+def worker_exit(server: Any, worker: Any) -> None:
+    conf.stop_runtimes()

@@ -1,0 +1,56 @@
+"""Who may use a local mesh: its API key and its admin user in the head's database, made anew for each start."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from django.contrib.auth import get_user_model
+from django.db import transaction
+
+from generation.models import APIKey
+from nodes.models import Node
+
+KEY_NAME = "local mesh"
+#: A name of its own, so that no user that somebody made is ever given another password.
+ADMIN_USER = "mesh-admin"
+
+
+class NotLoopback(Exception):  # noqa: N818  # reads as what is wrong
+    """A user whose password is printed must not be made for a head that other machines reach."""
+
+
+def prepare(head_url: str, node_urls: Sequence[str], admin_password: str) -> str:
+    """Voids what the last start gave out, makes this start's, forgets nodes of other meshes. Returns the API key.
+
+    Sessions of the admin end by themselves: they are signed with Django's secret key, which is new as well.
+    Raises NotLoopback, having changed nothing.
+    """
+    with transaction.atomic():
+        make_admin(head_url, admin_password)
+        APIKey.objects.filter(name=KEY_NAME, revoked=False).update(revoked=True)
+        _, key = APIKey.objects.create_key(name=KEY_NAME)
+        Node.objects.exclude(url__in=node_urls).delete()
+    return str(key)
+
+
+def make_admin(head_url: str, password: str) -> None:
+    """Gives the local admin user this password. Raises NotLoopback unless the head is on loopback."""
+    host = urlsplit(head_url).hostname or ""
+    if not _is_loopback(host):
+        raise NotLoopback(
+            f"{host or head_url!r} is not a loopback address: make an admin with a password of your own instead "
+            "(manage.py createsuperuser)."
+        )
+    user, _ = get_user_model().objects.get_or_create(username=ADMIN_USER)
+    user.is_active = user.is_staff = user.is_superuser = True
+    user.set_password(password)
+    user.save()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,207 @@
+"""`manage.py mesh`: a local mesh of one head and some nodes, in the foreground.
+
+1. Refuse what cannot work: another mesh on this var folder, taken ports, more shards than layers.
+2. Fetch the model if it is missing, migrate, make this start's key, secrets and admin user.
+3. Start nodes and head under a supervisor, wait until all answer, write `mesh.json`, say where everything is.
+4. Look after them until Ctrl-C, SIGTERM or SIGHUP; then end them in order and remove `mesh.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError, connections
+
+from meshsite import local_mesh
+from meshsite.local_mesh import MeshRefused, Plan, Secrets
+from meshsite.parent_death import follow_parent
+from meshsite.stop_signals import StopSignals
+from meshsite.supervisor import ChildSpec, StartFailed, Supervisor
+from nodes.errors import ModelUnavailable
+from nodes.mesh_file import MeshFile
+from nodes.model_files import DEFAULT_MODEL, is_hub_id, layer_count, locate
+
+#: How often the children are looked at once they serve, in seconds.
+WATCH_SECONDS = 0.5
+QUESTION = "What is the capital of France?"
+
+
+class Stopped(Exception):  # noqa: N818  # reads as what happened
+    """A stop was asked for before the mesh was ready."""
+
+
+class Command(BaseCommand):
+    help = "Starts a local mesh (one head, N nodes, layers split evenly) in the foreground; Ctrl-C ends all of it."
+    # The children check the settings as they will see them; what is set for this process is not what they get.
+    requires_system_checks: list[str] = []  # noqa: RUF012  # Django's own declaration
+
+    #: Exchanged by tests, which start cheap children and ask for the stop themselves.
+    child_specs: Callable[..., list[ChildSpec]] = staticmethod(local_mesh.child_specs)
+    signals: Callable[[], Any] = StopSignals
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--model", default=None, help="Name, folder or hub id. Default: MESHNET_MODEL.")
+        parser.add_argument("--shards", type=int, default=2, help="How many nodes share the layers (2).")
+        parser.add_argument("--port", type=int, default=8000, help="The head's port (8000); nodes take the next ones.")
+        parser.add_argument(
+            "--json", action="store_true", help="Print one line of JSON when ready, the rest to stderr."
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self._json = bool(options["json"])
+        if settings.ROLE != "head":
+            raise CommandError("MESHNET_ROLE is set: unset it, a local mesh gives each of its processes its own.")
+        try:
+            with self.signals() as stop, local_mesh.only_mesh(settings.MESHNET_VAR_DIR):
+                self._run(options, stop)
+        except Stopped:
+            self._say("Stopped before the mesh was ready.")
+        except (MeshRefused, StartFailed) as error:
+            raise CommandError(str(error)) from None
+        except ModelUnavailable as error:
+            raise CommandError(error.detail) from None
+        except DatabaseError as error:
+            raise CommandError(f"The database cannot be used: {error}. Is DATABASE_URL right?") from None
+
+    def _run(self, options: dict[str, Any], stop: Any) -> None:
+        var_dir: Path = settings.MESHNET_VAR_DIR
+        model, name, folder = self._model(options["model"] or settings.MESHNET_MODEL, options, stop)
+        plan = local_mesh.make_plan(
+            model, layer_count(folder), options["shards"], options["port"], var_dir, settings.BASE_DIR
+        )
+        local_mesh.check_ports(plan)
+        made = Secrets()
+        mesh = self._prepare(plan, made)
+        specs = self.child_specs(plan, made, os.environ, cores=_cores())
+        if stop.wait(0):
+            raise Stopped()
+        stretches = ", ".join(str(layers) for layers in plan.layers)
+        self._say(f"Starting a head and {len(plan.layers)} nodes with the layers {stretches} of {name} …")
+        with Supervisor(specs, var_dir / "logs", self._say) as supervisor:
+            try:
+                if not supervisor.wait_until_ready(stop.wait):
+                    raise Stopped()
+                mesh.write(var_dir)
+                self._announce(plan, mesh, name, supervisor)
+                while not stop.wait(WATCH_SECONDS):
+                    supervisor.step()
+                self._say("Ending the mesh …")
+            finally:
+                local_mesh.remove_mesh_file(var_dir)
+                supervisor.stop(stop.wait)
+        self._say("The mesh has ended.")
+
+    def _model(self, model: str, options: dict[str, Any], stop: Any) -> tuple[str, str, Path]:
+        """What MESHNET_MODEL is set to, the name for clients, and the folder; fetched first when it is missing."""
+        var_dir: Path = settings.MESHNET_VAR_DIR
+        try:
+            name, folder, commit = locate(model, var_dir, download=False)
+        except ModelUnavailable:
+            if model != DEFAULT_MODEL and not is_hub_id(model):
+                raise
+            # What can be refused before minutes of fetching is refused now; the number of layers is not known yet.
+            shards = options["shards"]
+            local_mesh.check_ports(
+                local_mesh.make_plan(model, max(shards, 1), shards, options["port"], var_dir, settings.BASE_DIR)
+            )
+            self._say(f"The model {model} is not here yet.")
+            self._fetch(model, stop)
+            name, folder, commit = locate(model, var_dir, download=False)
+        # A folder is passed on as a path: the children run in another working folder.
+        known_by_name = commit is not None or folder.parent == (var_dir / "models").resolve()
+        return (name if known_by_name else str(folder)), name, folder
+
+    def _fetch(self, model: str, stop: Any) -> None:
+        """`manage.py fetch_model` as a process, whose torch does not stay in this one's memory."""
+        command = [sys.executable, "manage.py", "fetch_model", model]
+        process = subprocess.Popen(  # noqa: S603
+            command,
+            cwd=settings.BASE_DIR,
+            env={**os.environ, "MESHNET_VAR_DIR": str(settings.MESHNET_VAR_DIR)},
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr if self._json else None,
+            process_group=0,
+            preexec_fn=follow_parent(os.getpid(), signal.SIGTERM),  # calls prctl and nothing else
+        )
+        while process.poll() is None:
+            if stop.wait(0.2):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGINT)
+                try:
+                    process.wait(timeout=5)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                raise Stopped()
+        if process.returncode != 0:
+            raise MeshRefused("The model could not be fetched; the reason stands above.")
+
+    def _prepare(self, plan: Plan, made: Secrets) -> MeshFile:
+        from meshsite import local_access  # here, since its models exist in a head's process only
+
+        self._say("Migrating the database …")
+        call_command("migrate", interactive=False, verbosity=0)
+        key = local_access.prepare(plan.head_url, plan.node_urls, made.admin_password)
+        connections.close_all()
+        return local_mesh.mesh_file(plan, made, key, local_access.ADMIN_USER)
+
+    def _announce(self, plan: Plan, mesh: MeshFile, name: str, supervisor: Supervisor) -> None:
+        if self._json:
+            pids = {child.spec.name: child.process.pid for child in supervisor.children if child.process is not None}
+            line = {**mesh.as_json(), "model": name, "pids": {"mesh": os.getpid(), **pids}}
+            self.stdout.write(json.dumps(line))
+            self.stdout.flush()
+            return
+        lines = [
+            "",
+            "The mesh is ready.",
+            "",
+            f"  Chat     {mesh.head}/v1/chat/completions   (OpenAI-style; model {name})",
+            f"  API key  {mesh.api_key}",
+            f"  Admin    {mesh.head}/admin/   user {mesh.admin_user}   password {mesh.admin_password}",
+            f"  Logs     {plan.var_dir / 'logs'}",
+            "",
+            "Try it:",
+            "",
+            curl_line(mesh, name),
+            "",
+            "Ctrl-C ends the mesh.",
+            "",
+        ]
+        self._say("\n".join(lines))
+
+    def _say(self, text: str) -> None:
+        stream = self.stderr if self._json else self.stdout
+        # No style: progress on standard error is not an error.
+        stream.write(text, style_func=lambda line: line)
+        stream.flush()
+
+
+def curl_line(mesh: MeshFile, model: str) -> str:
+    """A command that can be pasted into a shell and answers."""
+    body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
+    words: Sequence[str] = (
+        "curl", f"{mesh.head}/v1/chat/completions",
+        "-H", f"Authorization: Bearer {mesh.api_key}",
+        "-H", "Content-Type: application/json",
+        "-d", json.dumps(body),
+    )  # fmt: skip
+    return shlex.join(words)
+
+
+def _cores() -> int:
+    """Cores that this process may use; a container is often given a few of many."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,124 @@
+"""Django settings of every role. Values come from `options.py`, never from the environment directly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dj_database_url
+
+from meshsite.options import read_options
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+_options = read_options()
+globals().update({name: value for name, value in _options.items() if name != "DATABASE_URL"})
+
+ROLE: str = _options["MESHNET_ROLE"]
+MESHNET_VAR_DIR = Path(_options["MESHNET_VAR_DIR"])
+if not MESHNET_VAR_DIR.is_absolute():
+    MESHNET_VAR_DIR = BASE_DIR / MESHNET_VAR_DIR
+
+SERVES_HEAD = ROLE in ("head", "all")
+
+DEBUG: bool = _options["MESHNET_DEBUG"]
+# Commands and tests work without a key; the system check and the gunicorn hooks refuse to *serve* without one.
+SECRET_KEY: str = _options["MESHNET_DJANGO_SECRET_KEY"] or "not-a-secret-only-for-commands"
+ALLOWED_HOSTS: list[str] = _options["MESHNET_ALLOWED_HOSTS"] if SERVES_HEAD else ["*"]
+
+ROOT_URLCONF = f"meshsite.urls_{ROLE}"
+WSGI_APPLICATION = "meshsite.wsgi.application"
+APPEND_SLASH = False
+USE_TZ = True
+TIME_ZONE = "UTC"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+# Both sides check the size of a body themselves, from the model, and answer 413 in JSON (DESIGN fact 12).
+DATA_UPLOAD_MAX_MEMORY_SIZE = None
+
+INSTALLED_APPS = ["meshsite", "nodes"]
+MIDDLEWARE: list[str] = []
+DATABASES: dict[str, dict[str, Any]] = {}
+
+if SERVES_HEAD:
+    INSTALLED_APPS = [
+        "meshsite",
+        "generation",
+        "nodes",
+        "rest_framework",
+        "rest_framework_api_key",
+        "django.contrib.admin",
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "django.contrib.sessions",
+        "django.contrib.messages",
+        "whitenoise.runserver_nostatic",
+        "django.contrib.staticfiles",
+    ]
+    MIDDLEWARE = [
+        # Outermost: under /v1 every answer is JSON and has a request id, whichever layer below gave it.
+        "generation.openai.middleware.OpenAIMiddleware",
+        "django.middleware.security.SecurityMiddleware",
+        "whitenoise.middleware.WhiteNoiseMiddleware",
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.middleware.common.CommonMiddleware",
+        "django.middleware.csrf.CsrfViewMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+        "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    ]
+    _database = dj_database_url.parse(
+        _options["DATABASE_URL"] or f"sqlite:///{MESHNET_VAR_DIR / 'meshnet.sqlite3'}"
+    )
+    if _database["ENGINE"] == "django.db.backends.sqlite3":
+        # Deferred transactions fail at once when two writers meet, whatever the timeout (DESIGN fact 20).
+        _database["OPTIONS"] = {
+            "timeout": 20,
+            "transaction_mode": "IMMEDIATE",
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+        }
+    DATABASES = {"default": dict(_database)}
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+STATIC_URL = "static/"
+# Static files are served straight from the apps, so that no collectstatic step stands before the first start.
+# There is no STATIC_ROOT: whitenoise would warn at every start that the folder is not there.
+WHITENOISE_USE_FINDERS = True
+
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+
+REST_FRAMEWORK = {
+    # /v1 views name their own authentication; nothing else uses REST framework.
+    "DEFAULT_AUTHENTICATION_CLASSES": [],
+    "DEFAULT_PERMISSION_CLASSES": [],
+    "UNAUTHENTICATED_USER": None,
+}
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["console"], "level": _options["MESHNET_LOG_LEVEL"]},
+    "loggers": {
+        # One line per 4xx says nothing that the access log does not.
+        "django.request": {"level": "ERROR"},
+        # Connection-level debug lines would print request headers, the mesh secret among them.
+        "urllib3": {"level": "WARNING"},
+    },
+}

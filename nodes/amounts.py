@@ -1,0 +1,50 @@
+"""How seconds and bytes are written for people, and how a stretch of time is read from them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+#: What stands where a node did not say a number.
+MISSING = "-"
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_seconds(text: str) -> float:
+    """`"90"`, `"1.5s"`, `"10m"`, `"1h"` or `"2d"` -> seconds. Raises ValueError on anything else."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)\s*([smhd]?)", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a stretch of time: write seconds, or 90s, 10m, 1h, 2d.")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def human_seconds(seconds: Any) -> str:
+    """3.21 -> `3.2 s`, 200 -> `3 m 20 s`, 7500 -> `2 h 5 m`; whatever is not a number -> MISSING."""
+    if not _is_number(seconds):
+        return MISSING
+    if seconds < 10:
+        return f"{max(seconds, 0.0):.1f} s"
+    whole = round(seconds)
+    for size, unit, below, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            large, rest = whole // size, whole % size // below
+            return f"{large} {unit} {rest} {small}" if rest else f"{large} {unit}"
+    return f"{whole} s"
+
+
+def human_bytes(count: Any) -> str:
+    """1536 -> `1.5 KiB`; whatever is not a number -> MISSING."""
+    if not _is_number(count):
+        return MISSING
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+
+
+def _is_number(value: Any) -> bool:
+    # A node's JSON may say true, null or NaN where a number belongs; a page must not fail over it.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")

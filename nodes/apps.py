@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.apps import AppConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nodes.client import NodeClient
+    from nodes.runtime import NodeRuntime
+
+
+class NodesConfig(AppConfig):
+    name = "nodes"
+    verbose_name = "Mesh"
+
+    #: The node that this process serves; set once by the gunicorn hook after the worker has loaded its shard.
+    #: None in a head, in commands and while loading.
+    runtime: NodeRuntime | None = None
+
+    #: Set by whoever runs a head in this process; answers its clients, or None while no head runs here.
+    client_provider: Callable[[], Sequence[NodeClient] | None] | None = None

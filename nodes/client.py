@@ -1,0 +1,249 @@
+"""How the head and the commands speak to nodes: over HTTP, or to a node in the same process.
+
+Both clients have the same methods and raise the same errors. Nothing is retried here: a request that timed out may
+have been carried out, and running a step twice would shift the text (case D04). The head repairs by re-prefilling.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+import urllib3
+from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
+
+from nodes import wire
+from nodes.errors import BY_CODE, MeshnetError, NodeProtocolError, NodeTimeout, NodeUnreachable
+from nodes.wire import StepHeaders, Timings
+
+if TYPE_CHECKING:
+    import torch
+
+    from nodes.framing import Payload
+    from nodes.runtime import NodeRuntime
+
+#: A pooled connection that was idle for longer is closed instead of reused. Below the nodes' keep-alive of 75 s,
+#: so that no request meets a connection that the node is just closing (case D05).
+POOL_IDLE_SECONDS = 45.0
+#: Connections kept per node: as many steps may be under way to it at once without a new handshake.
+POOL_SIZE = 64
+
+
+@dataclass(frozen=True)
+class StepAnswer:
+    """A node's answer to one step. An inner node sends `hidden`, the tail `token_id` and advisory `text`.
+
+    past_len is the acknowledgement: tokens now held, or None from a node that does not cache.
+    """
+
+    hidden: torch.Tensor | None = None
+    token_id: int | None = None
+    has_token_id: bool = False
+    text: str | None = None
+    past_len: int | None = None
+    timings: Timings = field(default_factory=Timings)
+
+
+class NodeClient(Protocol):
+    """The node's interface. Every method raises MeshnetError subclasses and nothing else."""
+
+    url: str
+
+    def forward(self, headers: StepHeaders, payload: Payload, *, timeout: float) -> StepAnswer: ...
+    def status(self, *, timeout: float) -> dict[str, Any]: ...
+    def sessions(self, *, timeout: float) -> dict[str, Any]: ...
+    def release(self, session_id: str, *, timeout: float) -> None: ...
+    def give_back(self, session_id: str, *, timeout: float) -> None: ...
+    def evict(
+        self,
+        *,
+        ids: Sequence[str] | None = None,
+        idle_longer_than: float | None = None,
+        everything: bool = False,
+        timeout: float,
+    ) -> dict[str, Any]: ...
+
+
+class _ExpiringPool(urllib3.HTTPConnectionPool):
+    """A pool that does not hand out connections that were idle for longer than POOL_IDLE_SECONDS."""
+
+    def _get_conn(self, timeout: float | None = None) -> Any:
+        conn: Any = super()._get_conn(timeout)
+        if monotonic() - getattr(conn, "meshnet_idle_since", float("inf")) > POOL_IDLE_SECONDS:
+            conn.close()
+        return conn
+
+    def _put_conn(self, conn: Any) -> None:
+        if conn is not None:
+            conn.meshnet_idle_since = monotonic()
+        super()._put_conn(conn)
+
+
+class _ExpiringTLSPool(_ExpiringPool, urllib3.HTTPSConnectionPool):
+    """The same over TLS."""
+
+
+class HttpNodeClient:
+    """A node over HTTP, through a pool of kept connections. Threads may share one client."""
+
+    def __init__(self, url: str, secret: str, *, connect_timeout: float = 3.0) -> None:
+        self.url = url.rstrip("/")
+        parts = urllib3.util.parse_url(self.url)
+        pool = _ExpiringTLSPool if parts.scheme == "https" else _ExpiringPool
+        if parts.host is None:
+            raise NodeUnreachable(f"{url!r} is not the URL of a node.")
+        self._pool = pool(parts.host, parts.port, maxsize=POOL_SIZE)
+        self._connect_timeout = connect_timeout
+        self._authorization = {"Authorization": f"Bearer {secret}"}
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def forward(self, headers: StepHeaders, payload: Payload, *, timeout: float) -> StepAnswer:
+        from nodes import framing  # here, so that commands that never compute do not load torch
+
+        answer = self._request(
+            "POST", "/forward", framing.encode(payload), wire.TENSOR_TYPE, timeout, headers.to_http()
+        )
+        past_len = answer.headers.get(wire.PAST_LEN)
+        common: dict[str, Any] = {
+            "past_len": int(past_len) if past_len and past_len.isdecimal() else None,
+            "timings": Timings.from_http(answer.headers.get("Server-Timing")),
+        }
+        if answer.headers.get("Content-Type", "").startswith(wire.JSON_TYPE):
+            body = self._json(answer.data)
+            token_id = body.get("token_id")
+            if token_id is not None and (not isinstance(token_id, int) or isinstance(token_id, bool)):
+                raise NodeProtocolError(f"{self.url} answered a token_id that is not a whole number.")
+            text = body.get("text")
+            return StepAnswer(
+                token_id=token_id,
+                has_token_id="token_id" in body,
+                text=text if isinstance(text, str) else None,
+                **common,
+            )
+        try:
+            hidden = framing.decode(answer.data).hidden
+        except MeshnetError as error:
+            raise NodeProtocolError(f"{self.url} answered something else than hidden states: {error.detail}") from None
+        return StepAnswer(hidden=hidden, **common)
+
+    def status(self, *, timeout: float) -> dict[str, Any]:
+        return self._json(self._request("GET", "/status", None, wire.JSON_TYPE, timeout).data)
+
+    def sessions(self, *, timeout: float) -> dict[str, Any]:
+        return self._json(self._request("GET", "/sessions", None, wire.JSON_TYPE, timeout).data)
+
+    def release(self, session_id: str, *, timeout: float) -> None:
+        self._request("DELETE", f"/sessions/{session_id}", None, wire.JSON_TYPE, timeout)
+
+    def give_back(self, session_id: str, *, timeout: float) -> None:
+        """Frees the session's slot while its head waits its turn; unlike after `release`, the id may come again."""
+        body = json.dumps({"ids": [session_id], "by": "head"}).encode()
+        self._request("POST", "/sessions/evict", body, wire.JSON_TYPE, timeout)
+
+    def evict(
+        self,
+        *,
+        ids: Sequence[str] | None = None,
+        idle_longer_than: float | None = None,
+        everything: bool = False,
+        timeout: float,
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {}
+        if ids is not None:
+            body["ids"] = list(ids)
+        if idle_longer_than is not None:
+            body["idle_longer_than"] = idle_longer_than
+        if everything:
+            body["all"] = True
+        answer = self._request("POST", "/sessions/evict", json.dumps(body).encode(), wire.JSON_TYPE, timeout)
+        return self._json(answer.data)
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        content_type: str,
+        timeout: float,
+        extra: dict[str, str] | None = None,
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {**self._authorization, "Content-Type": content_type, **(extra or {})}
+        try:
+            answer = self._pool.request(
+                method,
+                path,
+                body=body,
+                headers=headers,
+                # No retry, no redirect: the secret goes to this node and nowhere else.
+                retries=False,
+                redirect=False,
+                timeout=urllib3.Timeout(connect=self._connect_timeout, read=timeout),
+            )
+        except NewConnectionError as error:
+            raise NodeUnreachable(f"{self.url} cannot be reached: {error}") from None
+        except TimeoutError:
+            raise NodeTimeout(f"{self.url} did not answer within {timeout:g} s.") from None
+        except (HTTPError, OSError) as error:
+            raise NodeUnreachable(f"{self.url} broke off: {error}") from None
+        if answer.status == 200:
+            return answer
+        raise self._error(answer)
+
+    def _error(self, answer: urllib3.BaseHTTPResponse) -> MeshnetError:
+        try:
+            body = json.loads(answer.data)
+            code, detail = body.pop("error"), body.pop("detail")
+            error = BY_CODE[code](f"{self.url}: {detail}", **body)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return NodeProtocolError(f"{self.url} answered {answer.status} without the protocol's JSON.")
+        retry_after = answer.headers.get("Retry-After", "")
+        if retry_after.isdecimal():
+            error.retry_after = int(retry_after)
+        return error
+
+    def _json(self, data: bytes) -> dict[str, Any]:
+        try:
+            value = json.loads(data)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise NodeProtocolError(f"{self.url} answered something else than a JSON object.")
+        return value
+
+
+class LocalNodeClient:
+    """A node in this process, without HTTP. Answers are plain copies: no tensor of the engine's leaves its thread."""
+
+    def __init__(self, runtime: NodeRuntime, url: str = "local:") -> None:
+        self.url = url
+        self._runtime = runtime
+
+    def forward(self, headers: StepHeaders, payload: Payload, *, timeout: float) -> StepAnswer:
+        return self._runtime.forward(headers, payload)
+
+    def status(self, *, timeout: float) -> dict[str, Any]:
+        return self._runtime.status()
+
+    def sessions(self, *, timeout: float) -> dict[str, Any]:
+        return self._runtime.sessions()
+
+    def release(self, session_id: str, *, timeout: float) -> None:
+        self._runtime.release(session_id)
+
+    def give_back(self, session_id: str, *, timeout: float) -> None:
+        self._runtime.give_back([session_id])
+
+    def evict(
+        self,
+        *,
+        ids: Sequence[str] | None = None,
+        idle_longer_than: float | None = None,
+        everything: bool = False,
+        timeout: float,
+    ) -> dict[str, Any]:
+        return self._runtime.evict(ids=ids, idle_longer_than=idle_longer_than, everything=everything)

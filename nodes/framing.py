@@ -1,0 +1,104 @@
+"""Tensors on the wire: one safetensors buffer each way. The only module that turns bytes into tensors.
+
+Never pickle: safetensors holds names, shapes, dtypes and raw bytes, and nothing that could run (case E01).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from nodes.errors import BadRequest
+
+HIDDEN = "hidden_states"
+TOKEN_IDS = "token_ids"  # noqa: S105  # a tensor's name, not a password
+SAMPLING = "sampling"
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The tensors of one step.
+
+    hidden: [1, T, hidden size] in the mesh's dtype. token_ids: [1, T] int64, only to the tail. sampling: the JSON
+    object of `docs/protocol.md`, only to the tail; None is greedy.
+    """
+
+    hidden: torch.Tensor
+    token_ids: torch.Tensor | None = None
+    sampling: dict[str, Any] | None = None
+
+
+def encode(payload: Payload) -> bytes:
+    tensors = {HIDDEN: payload.hidden.contiguous()}
+    if payload.token_ids is not None:
+        tensors[TOKEN_IDS] = payload.token_ids.contiguous()
+    if payload.sampling is not None:
+        text = json.dumps(payload.sampling, separators=(",", ":")).encode()
+        tensors[SAMPLING] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return save(tensors)
+
+
+def decode(body: bytes) -> Payload:
+    """Reads one buffer. Raises BadRequest that names what is wrong; knows no model, so checks no sizes against one."""
+    try:
+        tensors = load(body)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        # KeyError and RuntimeError: a dtype that this torch does not know, and byte counts that do not fit a shape.
+        raise BadRequest(f"The body is not a safetensors buffer: {error}") from None
+    unknown = set(tensors) - {HIDDEN, TOKEN_IDS, SAMPLING}
+    if unknown:
+        raise BadRequest(f"The body holds an unknown tensor {sorted(unknown)[0]!r:.80}.")
+    if HIDDEN not in tensors:
+        raise BadRequest(f"The body lacks the tensor {HIDDEN!r}.")
+    hidden = tensors[HIDDEN]
+    if hidden.ndim != 3 or hidden.shape[0] != 1 or hidden.shape[1] < 1:
+        raise BadRequest(f"{HIDDEN} must have the shape [1, T, hidden size] with T >= 1, not {list(hidden.shape)}.")
+    if hidden.dtype not in _NAMES:
+        raise BadRequest(f"{HIDDEN} must be one of {', '.join(DTYPES)}, not {dtype_name(hidden.dtype)}.")
+    if not is_finite(hidden):
+        raise BadRequest(f"{HIDDEN} holds NaN or infinite values.")
+    token_ids = tensors.get(TOKEN_IDS)
+    if token_ids is not None and (token_ids.dtype != torch.int64 or token_ids.shape != hidden.shape[:2]):
+        raise BadRequest(f"{TOKEN_IDS} must be int64 of the shape {list(hidden.shape[:2])}.")
+    return Payload(hidden, token_ids, _sampling(tensors.get(SAMPLING)))
+
+
+def _sampling(tensor: torch.Tensor | None) -> dict[str, Any] | None:
+    if tensor is None:
+        return None
+    if tensor.dtype != torch.uint8 or tensor.ndim != 1:
+        raise BadRequest(f"{SAMPLING} must be a one-dimensional uint8 tensor of JSON.")
+    try:
+        value = json.loads(tensor.numpy().tobytes())
+    except (ValueError, RecursionError):
+        raise BadRequest(f"{SAMPLING} is not JSON in UTF-8.") from None
+    if not isinstance(value, dict):
+        raise BadRequest(f"{SAMPLING} must hold a JSON object.")
+    return value
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no value is NaN or infinite. Looks at the exponent bits with numpy, on the caller's thread.
+
+    torch would start an OpenMP pool for each HTTP thread that ran this on a long prompt (DESIGN fact 7).
+    """
+    flat = tensor.detach().contiguous().flatten()
+    if flat.dtype == torch.float32:
+        bits, mask = flat.view(torch.int32).numpy(), 0x7F800000
+    elif flat.dtype == torch.bfloat16:
+        bits, mask = flat.view(torch.int16).numpy(), 0x7F80
+    else:
+        bits, mask = flat.view(torch.int16).numpy(), 0x7C00
+    return not bool(((bits & mask) == mask).any())

@@ -1,0 +1,45 @@
+"""What the head's database knows of nodes. Sessions live in the nodes' memory and are never stored."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Node(models.Model):
+    """One node by its URL, with what it said of itself when it was last seen."""
+
+    url = models.URLField(unique=True)
+    boot_id = models.CharField(max_length=64, blank=True, help_text="New at every start of the node.")
+    model_name = models.CharField(max_length=255, blank=True)
+    fingerprint = models.CharField(max_length=255, blank=True)
+    start_layer = models.PositiveIntegerField(null=True, blank=True)
+    end_layer = models.PositiveIntegerField(null=True, blank=True)
+    dtype = models.CharField(max_length=32, blank=True)
+    device = models.CharField(max_length=32, blank=True)
+    version = models.CharField(max_length=32, blank=True)
+    added_at = models.DateTimeField(auto_now_add=True)
+    seen_at = models.DateTimeField(null=True, blank=True, help_text="When the node last answered.")
+
+    class Meta:
+        ordering = ("start_layer", "url")
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def layers(self) -> str:
+        return "" if self.start_layer is None else f"{self.start_layer}:{self.end_layer}"
+
+
+class KVSession(models.Model):
+    """A live session on the nodes. Nothing is stored: this row gives the admin an entry and a permission."""
+
+    class Meta:
+        managed = False
+        default_permissions = ("view",)
+        permissions = (("evict_kvsession", "Can evict live sessions from the nodes"),)
+        verbose_name = "live session"
+        verbose_name_plural = "live sessions"
+
+    def __str__(self) -> str:
+        return f"live session {self.pk}"

@@ -1,0 +1,388 @@
+"""A running node: one shard, its session store, its engine and the sweeper. The one way in for views and for a head
+in the same process.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from nodes import framing, proof, sampling
+from nodes.client import StepAnswer
+from nodes.engine import Engine
+from nodes.errors import BadRequest, ComputeFailed, Draining, WrongLayers, WrongModel
+from nodes.framing import Payload
+from nodes.kv_sessions import SessionCacheEntry, SessionCacheStore, StoreLimits
+from nodes.layers import LayerRange
+from nodes.sampling import Sampling
+from nodes.shard import ModelShard
+from nodes.wire import StepHeaders, Timings
+
+logger = logging.getLogger(__name__)
+
+VERSION = "0.1.0"
+#: What a body may hold besides hidden states: token ids, sampling parameters, the buffer's own header.
+BODY_SLACK_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a node says of itself. boot_id is new at every start."""
+
+    model: str
+    fingerprint: str
+    boot_id: str
+
+
+class NodeRuntime:
+    """Serves the layers of one shard. Every method may be called from any thread.
+
+    decode_text turns one token id into advisory text on the tail; it may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        shard: ModelShard,
+        store: SessionCacheStore,
+        engine: Engine,
+        identity: Identity,
+        verdict: proof.Verdict,
+        *,
+        kv_enabled: bool = True,
+        sweep_seconds: float = 1.0,
+        decode_text: Callable[[int], str] | None = None,
+    ) -> None:
+        self._shard = shard
+        self._store = store
+        self._engine = engine
+        self.identity = identity
+        self._verdict = verdict
+        self._caches = kv_enabled and verdict.supports_kv_cache
+        self._decode_text = decode_text or (lambda token_id: "")
+        self._draining = threading.Event()
+        self._stopped = threading.Event()
+        self._sweeper = threading.Thread(
+            target=self._sweep, args=(sweep_seconds,), name="meshnet-sweeper", daemon=True
+        )
+        self._sweeper.start()
+
+    # -- steps
+
+    def forward(self, headers: StepHeaders, payload: Payload) -> StepAnswer:
+        """Runs one step and waits for it. Raises MeshnetError subclasses; an error changes no other session."""
+        layers = self._check(headers, payload)
+        params = self._sampling(payload, layers)
+        if headers.cache is None or not self._caches:
+            if headers.cache == "decode":
+                raise self._store.caching_disabled(headers.past_len or 0)
+            if self._draining.is_set():
+                raise Draining()
+            return self._answer(self._run(lambda: self._compute(payload.hidden, 0, None, layers, params)), None)
+        if headers.session is None:
+            raise BadRequest("A cached step needs a session.")
+        if headers.cache == "prefill":
+            if self._draining.is_set():
+                raise Draining()
+            entry = self._store.open(
+                headers.session,
+                layers,
+                lambda: self._shard.new_cache(layers),
+                expect_bytes=self._verdict.bytes_per_token * payload.hidden.shape[1],
+            )
+        else:
+            entry = self._store.take(headers.session, headers.past_len or 0)
+        try:
+            timed = self._run(lambda: self._step(entry, payload.hidden, headers.past_len, layers, params))
+        finally:
+            self._store.done(entry)
+        return self._answer(timed, entry)
+
+    def _step(
+        self,
+        entry: SessionCacheEntry,
+        hidden: torch.Tensor,
+        past_len: int | None,
+        layers: LayerRange,
+        params: Sampling | None,
+    ) -> tuple[Any, int]:
+        """On the engine's thread: one step on an entry's cache. Returns the result and the tokens now held."""
+        self._store.begin(entry, layers, past_len)
+        try:
+            result, _ = self._compute(hidden, past_len or 0, entry.cache, layers, params)
+        except BaseException:
+            self._store.fail(entry)
+            raise
+        return result, self._store.commit(entry)
+
+    def _compute(
+        self,
+        hidden: torch.Tensor,
+        past_len: int,
+        cache: Any,
+        layers: LayerRange,
+        params: Sampling | None,
+    ) -> tuple[Any, int]:
+        """On the engine's thread: hidden states of an inner stretch, or the tail's token id (None: not wanted)."""
+        total = past_len + hidden.shape[1]
+        try:
+            if params is None:
+                output = self._shard.forward(hidden, past_len, cache, layers)
+            elif params.want_token:
+                output = self._shard.logits(hidden, past_len, cache, layers)
+            else:
+                self._shard.forward(hidden, past_len, cache, layers)
+                return None, total
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            logger.exception("A step failed in layers %s.", layers)
+            raise ComputeFailed(f"The layers {layers} failed: {type(error).__name__}.") from error
+        if not bool(torch.isfinite(output).all()):
+            raise ComputeFailed(f"The layers {layers} produced NaN or infinite values.")
+        if params is None:
+            return output.cpu(), total
+        return sampling.choose(output.cpu(), params, total), total
+
+    def _run(self, work: Callable[[], tuple[Any, int]]) -> tuple[Any, int, Timings]:
+        timed = self._engine.submit(work).result()
+        value, held = timed.value
+        return value, held, Timings(timed.queue_ms, timed.compute_ms)
+
+    def _answer(self, run: tuple[Any, int, Timings], entry: SessionCacheEntry | None) -> StepAnswer:
+        value, held, timings = run
+        past_len = held if entry is not None else None
+        if isinstance(value, torch.Tensor):
+            # A plain copy: an inference tensor of the engine's must not leave its thread.
+            return StepAnswer(hidden=value.clone(), past_len=past_len, timings=timings)
+        text = "" if value is None else self._decode_text(value)
+        return StepAnswer(token_id=value, has_token_id=True, text=text, past_len=past_len, timings=timings)
+
+    def _check(self, headers: StepHeaders, payload: Payload) -> LayerRange:
+        """The layers to run. Raises what is wrong with the request before anything is queued."""
+        shape = self._shard.shape
+        if headers.model is not None and headers.model != self.identity.fingerprint:
+            raise WrongModel(f"This node serves {self.identity.fingerprint}.")
+        own = self._shard.layers
+        start = own.start if headers.start_layer is None else headers.start_layer
+        end = own.end if headers.end_layer is None else headers.end_layer
+        layers = LayerRange(start, end)
+        if start >= end:
+            raise BadRequest(f"Layers {layers} hold no layer.")
+        if not own.holds(layers):
+            raise WrongLayers(f"This node holds layers {own}, not {layers}.")
+        hidden = payload.hidden
+        if hidden.shape[2] != shape.hidden_size:
+            raise BadRequest(f"hidden_states must have {shape.hidden_size} values a token, not {hidden.shape[2]}.")
+        if hidden.dtype != self._shard.dtype:
+            raise BadRequest(
+                f"hidden_states must be {framing.dtype_name(self._shard.dtype)}, not {framing.dtype_name(hidden.dtype)}."
+            )
+        total = (headers.past_len or 0) + hidden.shape[1]
+        if total > shape.context_length:
+            raise BadRequest(f"The text would be {total} tokens long; the model takes {shape.context_length}.")
+        if payload.token_ids is not None and not self._valid_ids(payload.token_ids):
+            raise BadRequest(f"token_ids must lie between 0 and {shape.vocab_size - 1}.")
+        return layers
+
+    def _valid_ids(self, token_ids: torch.Tensor) -> bool:
+        ids = token_ids.numpy()
+        return bool((ids >= 0).all() and (ids < self._shard.shape.vocab_size).all())
+
+    def _sampling(self, payload: Payload, layers: LayerRange) -> Sampling | None:
+        """The sampling of a step that ends the model; None for an inner stretch."""
+        if layers.end == self._shard.shape.n_layers:
+            return Sampling.from_json(payload.sampling)
+        if payload.sampling is not None or payload.token_ids is not None:
+            raise BadRequest("sampling and token_ids belong to the step that ends the model.")
+        return None
+
+    # -- sessions
+
+    def sessions(self) -> dict[str, Any]:
+        return {"boot_id": self.identity.boot_id, "layers": str(self._shard.layers), **self._store.snapshot()}
+
+    def release(self, session_id: str) -> bool:
+        """The head is done with a session; whether the node still held it."""
+        return self._store.release(session_id)
+
+    def give_back(self, ids: Sequence[str]) -> dict[str, Any]:
+        """The head frees slots while it waits for another node; the ids may come again."""
+        evicted, unknown = self._store.evict(ids, by="released")
+        return {"evicted": evicted, "unknown": unknown}
+
+    def evict(
+        self,
+        *,
+        ids: Sequence[str] | None = None,
+        idle_longer_than: float | None = None,
+        everything: bool = False,
+    ) -> dict[str, Any]:
+        """An operator's eviction by exactly one of the three. Raises BadRequest otherwise."""
+        if (ids is not None) + (idle_longer_than is not None) + everything != 1:
+            raise BadRequest("Name exactly one of ids, idle_longer_than and all.")
+        if ids is not None:
+            evicted, unknown = self._store.evict(ids)
+        elif idle_longer_than is not None:
+            evicted, unknown = self._store.evict_idle(idle_longer_than), []
+        else:
+            evicted, unknown = self._store.evict_all(), []
+        if evicted:
+            logger.info("An operator evicted %d sessions.", len(evicted))
+        return {"evicted": evicted, "unknown": unknown}
+
+    # -- the node itself
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body of a legal step."""
+        shape = self._shard.shape
+        value_bytes = torch.empty(0, dtype=self._shard.dtype).element_size()
+        return shape.context_length * (shape.hidden_size * value_bytes + 8) + BODY_SLACK_BYTES
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining.is_set()
+
+    def status(self) -> dict[str, Any]:
+        shape = self._shard.shape
+        return {
+            "model": self.identity.model,
+            "fingerprint": self.identity.fingerprint,
+            "boot_id": self.identity.boot_id,
+            "state": "draining" if self.is_draining else "ready",
+            "layers": str(self._shard.layers),
+            "start_layer": self._shard.layers.start,
+            "end_layer": self._shard.layers.end,
+            "n_layers": shape.n_layers,
+            "is_tail": self._shard.is_tail,
+            "model_type": shape.model_type,
+            "hidden_size": shape.hidden_size,
+            "vocab_size": shape.vocab_size,
+            "context_length": shape.context_length,
+            "dtype": framing.dtype_name(self._shard.dtype),
+            "device": str(self._shard.device),
+            "supports_kv_cache": self._caches,
+            "kv_bytes_per_token": self._verdict.bytes_per_token,
+            "rss_bytes": resident_bytes(),
+            "versions": {
+                "meshnet": VERSION,
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                "python": platform.python_version(),
+            },
+        }
+
+    def drain(self) -> None:
+        """No new sessions from here on; running ones go on."""
+        self._draining.set()
+
+    def stop(self) -> None:
+        """Ends the sweeper and, after what is queued, the engine."""
+        self.drain()
+        self._stopped.set()
+        self._sweeper.join()
+        self._engine.stop()
+
+    def _sweep(self, seconds: float) -> None:
+        while not self._stopped.wait(seconds):
+            try:
+                self._store.sweep()
+            except Exception:
+                # One bad session must not end the expiry of all others (case D08).
+                logger.exception("The sweep failed; trying again in %g s.", seconds)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM (Linux; 0 elsewhere)."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    import resource
+
+    return pages * resource.getpagesize()
+
+
+def start_node(
+    folder: Path,
+    layers: LayerRange | None,
+    *,
+    model: str,
+    fingerprint: str,
+    limits: StoreLimits,
+    dtype: str = "float32",
+    device: str = "cpu",
+    threads: int = 0,
+    context_length: int = 0,
+    kv_enabled: bool = True,
+    sweep_seconds: float = 1.0,
+) -> NodeRuntime:
+    """Loads and proves a shard on a new engine's thread. Raises ShardRefused when it must not serve."""
+    engine = Engine(threads)
+    engine.start()
+    try:
+        shard = engine.submit(
+            lambda: ModelShard.load(
+                folder, layers, dtype=framing.DTYPES[dtype], device=device, context_length=context_length
+            )
+        ).result().value
+        verdict = engine.submit(lambda: proof.prove(shard)).result().value
+        decode_text = _token_text(folder) if shard.is_tail else None
+    except BaseException:
+        engine.stop()
+        raise
+    return NodeRuntime(
+        shard,
+        SessionCacheStore(limits),
+        engine,
+        Identity(model, fingerprint, secrets.token_urlsafe(12)),
+        verdict,
+        kv_enabled=kv_enabled,
+        sweep_seconds=sweep_seconds,
+        decode_text=decode_text,
+    )
+
+
+def _token_text(folder: Path) -> Callable[[int], str] | None:
+    """How the tail turns an id into advisory text; None where the folder holds no tokenizer."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError):
+        return None
+    return lambda token_id: str(tokenizer.decode([token_id], skip_special_tokens=True))
+
+
+def boot_node() -> NodeRuntime:
+    """The node that the settings describe. Raises ShardRefused, ModelUnavailable or ValueError: it must not serve."""
+    from django.conf import settings
+
+    from nodes import model_files
+
+    found = model_files.find_model(settings.MESHNET_MODEL, settings.MESHNET_VAR_DIR)
+    return start_node(
+        found.folder,
+        LayerRange.parse(settings.MESHNET_LAYERS) if settings.MESHNET_LAYERS else None,
+        model=found.name,
+        fingerprint=found.fingerprint,
+        limits=StoreLimits(
+            ttl_seconds=settings.MESHNET_KV_TTL_SECONDS,
+            max_sessions=settings.MESHNET_KV_MAX_SESSIONS,
+            max_bytes=settings.MESHNET_KV_MAX_BYTES,
+            active_seconds=settings.MESHNET_KV_ACTIVE_SECONDS,
+        ),
+        dtype=settings.MESHNET_DTYPE,
+        device=settings.MESHNET_DEVICE,
+        threads=settings.MESHNET_THREADS,
+        context_length=settings.MESHNET_CONTEXT_LENGTH,
+        kv_enabled=settings.MESHNET_KV_ENABLED,
+        sweep_seconds=settings.MESHNET_KV_SWEEP_SECONDS,
+    )

@@ -1,0 +1,242 @@
+"""A shard: some layers of a causal language model, loaded alone and run through the model's own forward.
+
+Knows nothing of sessions, HTTP or Django. Every method that computes belongs on the engine's thread (torch keeps one
+OpenMP pool per thread, and inference mode is per thread), under `torch.inference_mode()`.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed.pipeline_parallel import PipelineIdentityLayer
+
+from nodes.errors import ShardRefused
+from nodes.families import check_rope, check_transformers_version, family_of
+from nodes.kv_cache import ShardCache
+from nodes.layers import LayerRange
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the mesh must agree on about a model, in tokens and numbers of values."""
+
+    model_type: str
+    n_layers: int
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+
+
+def read_shape(folder: Path, context_length: int = 0) -> tuple[Any, ModelShape]:
+    """The model's configuration and shape. Raises ShardRefused when this code was not tested with it."""
+    check_transformers_version(transformers.__version__)
+    config = AutoConfig.from_pretrained(folder)
+    family_of(config)
+    own_length = getattr(config, "max_position_embeddings", None) or context_length
+    length = min(context_length or own_length, own_length)
+    if not length:
+        raise ShardRefused("The model names no context length: set MESHNET_CONTEXT_LENGTH.")
+    check_rope(config, length)
+    return config, ModelShape(
+        model_type=config.model_type,
+        n_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        context_length=length,
+    )
+
+
+class ModelShard:
+    """The layers [start, end) of a model; the last shard also holds the final norm and the head (the *tail*).
+
+    `forward` and `logits` take hidden states [1, T, hidden] at the positions past_len … past_len + T - 1 and a cache
+    that already holds past_len tokens, or None to run without one. They append to the cache; when they raise, the
+    cache's layers may have unequal lengths and must be dropped.
+    """
+
+    def __init__(self, model: Any, config: Any, shape: ModelShape, layers: LayerRange) -> None:
+        self._model = model
+        self._config = config
+        self.shape = shape
+        self.layers = layers
+        self._views: dict[LayerRange, Any] = {layers: model}
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        layers: LayerRange | None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        context_length: int = 0,
+    ) -> ModelShard:
+        """Loads the layers from a local folder; None is all of them. Only their weights are read.
+
+        Raises ShardRefused when the model type is untested, the layers do not exist or a weight is missing.
+        """
+        config, shape = read_shape(folder, context_length)
+        layers = layers or LayerRange(0, shape.n_layers)
+        if not LayerRange(0, shape.n_layers).holds(layers):
+            raise ShardRefused(f"The model has layers 0:{shape.n_layers}; {layers} is not among them.")
+        model = _load_part(folder, config, layers, embeddings=False, dtype=dtype)
+        return cls(model.to(device), config, shape, layers)
+
+    @property
+    def is_tail(self) -> bool:
+        return self.layers.end == self.shape.n_layers
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._model.dtype  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.device  # type: ignore[no-any-return]
+
+    def new_cache(self, layers: LayerRange | None = None) -> ShardCache:
+        """An empty cache for these layers of the shard (default: all)."""
+        return ShardCache(self._config, layers or self.layers)
+
+    def forward(
+        self, hidden: torch.Tensor, past_len: int, cache: ShardCache | None, layers: LayerRange | None = None
+    ) -> torch.Tensor:
+        """Hidden states behind the given layers, [1, T, hidden]; behind the final norm when they end the model."""
+        base = self._view(layers).base_model
+        output = base(**self._inputs(hidden, past_len, cache))
+        if cache is not None:
+            cache.advance(hidden.shape[1])
+        return output.last_hidden_state  # type: ignore[no-any-return]
+
+    def logits(
+        self, hidden: torch.Tensor, past_len: int, cache: ShardCache | None, layers: LayerRange | None = None
+    ) -> torch.Tensor:
+        """Logits of the last position, [vocabulary] in fp32. Only when the layers end the model.
+
+        Runs the whole causal model, not base model plus head: soft-capping and scaling sit in between.
+        """
+        model = self._view(layers)
+        output = model(**self._inputs(hidden, past_len, cache), logits_to_keep=1)
+        if cache is not None:
+            cache.advance(hidden.shape[1])
+        return output.logits[0, -1].float()  # type: ignore[no-any-return]
+
+    def _inputs(self, hidden: torch.Tensor, past_len: int, cache: ShardCache | None) -> dict[str, Any]:
+        positions = torch.arange(past_len, past_len + hidden.shape[1], device=self.device).unsqueeze(0)
+        return {
+            "inputs_embeds": hidden.to(self.device),
+            "position_ids": positions,
+            "cache": cache,
+            "use_cache": cache is not None,
+        }
+
+    def _view(self, layers: LayerRange | None) -> Any:
+        """The model with identities outside `layers`: shallow copies that share every weight, one per range."""
+        if layers is None:
+            return self._model
+        view = self._views.get(layers)
+        if view is None:
+            view = _shallow(self._model)
+            base = _shallow(self._model.base_model)
+            base.layers = torch.nn.ModuleList(
+                layer if index in layers else PipelineIdentityLayer()
+                for index, layer in enumerate(self._model.base_model.layers)
+            )
+            if layers.end < self.shape.n_layers or layers.size == 0:
+                setattr(base, family_of(self._config).final_norm, PipelineIdentityLayer())
+            setattr(view, self._model.base_model_prefix, base)
+            self._views[layers] = view
+        return view
+
+
+class Embedder:
+    """Everything before layer 0, owned by the head: token ids to hidden states, scaled as the model wants it."""
+
+    def __init__(self, model: Any, shape: ModelShape) -> None:
+        self._model = model
+        self.shape = shape
+        # Most models only look the rows up; where that is bit for bit the same, the rest of the forward (masks,
+        # rotary tables) need not run for every token.
+        with torch.inference_mode():
+            probe = torch.arange(min(16, shape.vocab_size)).unsqueeze(0)
+            self._lookup_is_enough = torch.equal(self._whole(probe), self._lookup(probe))
+
+    @classmethod
+    def load(cls, folder: Path, *, dtype: torch.dtype = torch.float32, context_length: int = 0) -> Embedder:
+        """Loads the embeddings alone. Raises ShardRefused as `ModelShard.load` does."""
+        config, shape = read_shape(folder, context_length)
+        return cls(_load_part(folder, config, LayerRange(0, 0), embeddings=True, dtype=dtype), shape)
+
+    @torch.inference_mode()
+    def embed(self, token_ids: list[int]) -> torch.Tensor:
+        """[T] ids -> [1, T, hidden], equal bit for bit to `hidden_states[0]` of the whole model (case A09)."""
+        ids = torch.tensor([token_ids])
+        return self._lookup(ids) if self._lookup_is_enough else self._whole(ids)
+
+    def _lookup(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._model.get_input_embeddings()(ids)  # type: ignore[no-any-return]
+
+    def _whole(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+
+
+def _shallow(module: Any) -> Any:
+    """A copy that shares parameters and children, but whose children can be exchanged."""
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    return twin
+
+
+def _load_part(folder: Path, config: Any, layers: LayerRange, *, embeddings: bool, dtype: torch.dtype) -> Any:
+    """The causal model with identities in place of all that the part does not own.
+
+    Loading stays transformers' own work (renames, fused experts, tied weights, dtype); safetensors are mapped, so
+    what is not owned is never read. Any missing weight refuses: transformers would fill it at random with a warning.
+    """
+    family = family_of(config)
+    n_layers = config.num_hidden_layers
+    is_tail = layers.end == n_layers and layers.size > 0
+    keeps_embeddings = embeddings or (is_tail and config.tie_word_embeddings)
+    whole: Any = AutoModelForCausalLM._model_mapping[type(config)]
+
+    class Part(whole):  # type: ignore[misc]
+        # Weights of other parts are in the file and not wanted here: no warning about each of them.
+        _keys_to_ignore_on_load_unexpected = (r".*",)
+
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            base = self.base_model
+            for index in range(n_layers):
+                if index not in layers:
+                    base.layers[index] = PipelineIdentityLayer()
+            if not is_tail:
+                setattr(base, family.final_norm, PipelineIdentityLayer())
+                self.lm_head = PipelineIdentityLayer()
+                self.all_tied_weights_keys: dict[str, str] = {}
+            if not keeps_embeddings:
+                base.embed_tokens = PipelineIdentityLayer()
+            if not embeddings:
+                for name, value in family.neutral.items():
+                    setattr(base, name, value)
+
+    Part.__name__ = Part.__qualname__ = whole.__name__
+    model, report = Part.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+    missing = sorted({*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])})
+    if missing:
+        raise ShardRefused(
+            f"{len(missing)} weights of the layers {layers} are missing or misshapen in {folder.name}, "
+            f"{missing[0]} among them: the shard would compute with random numbers."
+        )
+    left = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
+    if left:
+        raise ShardRefused(f"{len(left)} weights were not loaded, {left[0]} among them.")
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,15 @@
+"""The node's endpoints."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from nodes import views
+
+urlpatterns = [
+    path("forward", views.forward),
+    path("sessions", views.sessions),
+    path("sessions/evict", views.evict),
+    path("sessions/<str:session_id>", views.session),
+    path("status", views.status),
+]

@@ -1,0 +1,55 @@
+"""Commands that do not compute start in a second: they load neither torch nor transformers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = """
+import os, sys
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "meshsite.settings")
+from django.core.management import execute_from_command_line
+try:
+    execute_from_command_line(["manage.py", *sys.argv[1:]])
+except SystemExit as end:
+    print("code", end.code)
+print("heavy", *sorted({"torch", "transformers"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("role", ["head", "node", "all"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check"],
+        ["migrate", "--verbosity=0"],
+        ["kv_sessions"],
+        ["kv_evict", "--all"],
+        ["mesh", "--shards", "0"],
+        ["fetch_model", "/nowhere"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_no_torch(command: list[str], role: str, tmp_path: Path) -> None:
+    if command == ["migrate", "--verbosity=0"] and role == "node":
+        pytest.skip("A node has no database.")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MESHNET_")}
+    result = subprocess.run(
+        [sys.executable, "-c", RUN, *command],
+        env={
+            **environment,
+            "MESHNET_ROLE": role,
+            "MESHNET_VAR_DIR": str(tmp_path),
+            # Nobody listens there: what talks to nodes gets as far as it can without one.
+            "MESHNET_NODES": "http://127.0.0.1:9",
+            "MESHNET_SECRET": "a secret of enough characters",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.splitlines()[-1] == "heavy", result.stderr

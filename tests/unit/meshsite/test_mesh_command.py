@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth import authenticate
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from generation.models import APIKey
+from meshsite.local_mesh import Plan, Secrets, child_specs, only_mesh
+from meshsite.management.commands import mesh as mesh_command
+from meshsite.supervisor import ChildSpec, is_ready
+from nodes.mesh_file import MeshFile
+from tests.unit.meshsite.children import fake_spec, free_ports
+
+# The command closes its connections before it starts children.
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Stop:
+    """In place of the signals: asks for the stop once the mesh is ready, after a look at it."""
+
+    def __init__(self, var_dir: Path, look: Callable[[], None]) -> None:
+        self._var_dir = var_dir
+        self._look = look
+
+    def __enter__(self) -> Stop:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return
+
+    def wait(self, seconds: float) -> bool:
+        if seconds != mesh_command.WATCH_SECONDS:
+            return False
+        self._look()
+        return True
+
+
+class Run:
+    """One run of the command with cheap children. `modes` names the mode of single ones."""
+
+    def __init__(self, var_dir: Path, model: Path) -> None:
+        self.var_dir = var_dir
+        self.model = model
+        self.port = free_ports(3)
+        self.modes: Mapping[str, str] = {}
+        self.specs: list[ChildSpec] = []
+        self.looks: list[MeshFile | None] = []
+        self.out = io.StringIO()
+        self.err = io.StringIO()
+
+    def __call__(self, *arguments: str) -> None:
+        command = mesh_command.Command(stdout=self.out, stderr=self.err)
+        command.child_specs = self._specs
+        command.signals = lambda: Stop(self.var_dir, lambda: self.looks.append(MeshFile.read(self.var_dir)))
+        call_command(command, "--model", str(self.model), "--port", str(self.port), *arguments)
+
+    def _specs(self, plan: Plan, made: Secrets, environ: Mapping[str, str], *, cores: int) -> list[ChildSpec]:
+        for spec in child_specs(plan, made, environ, cores=cores):
+            port = int(spec.url.rpartition(":")[2])
+            fake = fake_spec(spec.name, port, FAKE_MODE=self.modes.get(spec.name, "serve"))
+            self.specs.append(replace(fake, env={**spec.env, **fake.env}))
+        return self.specs
+
+
+@pytest.fixture
+def run(tmp_path: Path, settings: Any) -> Run:
+    settings.MESHNET_VAR_DIR = tmp_path / "var"
+    model = tmp_path / "my-model"
+    model.mkdir()
+    (model / "config.json").write_text('{"num_hidden_layers": 4}')
+    (model / "model.safetensors").write_bytes(b"")
+    return Run(tmp_path / "var", model)
+
+
+def test_it_starts_one_head_and_two_nodes_and_says_where_everything_is(run: Run) -> None:
+    run()
+    assert [spec.name for spec in run.specs] == ["node1", "node2", "head"]
+    said = run.out.getvalue()
+    mesh = run.looks[0]
+    assert mesh is not None
+    assert f"http://127.0.0.1:{run.port}/v1/chat/completions" in said
+    assert f"http://127.0.0.1:{run.port}/admin/   user mesh-admin   password {mesh.admin_password}" in said
+    assert mesh.api_key in said
+    assert "Ctrl-C ends the mesh." in said
+    for name in ("node1", "node2", "head"):
+        assert f"{name} is ready after" in said
+
+
+def test_key_and_password_are_those_of_the_database(run: Run) -> None:
+    run()
+    mesh = run.looks[0]
+    assert mesh is not None
+    assert APIKey.objects.usable(mesh.api_key) is not None
+    assert authenticate(username=mesh.admin_user, password=mesh.admin_password) is not None
+
+
+def test_the_printed_curl_line_is_one_that_a_shell_takes(run: Run) -> None:
+    run()
+    line = next(line for line in run.out.getvalue().splitlines() if line.startswith("curl "))
+    words = shlex.split(line)
+    assert words[1] == f"http://127.0.0.1:{run.port}/v1/chat/completions"
+    assert json.loads(words[-1]) == {
+        "model": "my-model",
+        "temperature": 0,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    }
+
+
+def test_json_prints_one_line_with_everything_and_the_rest_elsewhere(run: Run) -> None:
+    run("--json", "--shards", "1")
+    mesh = run.looks[0]
+    assert mesh is not None
+    [line] = run.out.getvalue().splitlines()
+    data = json.loads(line)
+    assert {name: data[name] for name in mesh.as_json()} == mesh.as_json()
+    assert set(data["pids"]) == {"mesh", "node1", "head"}
+    assert data["model"] == "my-model"
+    assert "head is ready" in run.err.getvalue()
+
+
+def test_mesh_json_is_there_while_the_mesh_runs_and_gone_afterwards(run: Run) -> None:
+    run()
+    assert run.looks[0] is not None
+    assert run.looks[0].nodes == (f"http://127.0.0.1:{run.port + 1}", f"http://127.0.0.1:{run.port + 2}")
+    assert not (run.var_dir / "mesh.json").exists()
+
+
+def test_afterwards_nothing_is_left_running(run: Run) -> None:
+    run()
+    assert not any(is_ready(spec.url) for spec in run.specs)
+    with only_mesh(run.var_dir):
+        pass
+
+
+def test_a_taken_port_is_an_error_before_anything_is_touched(run: Run) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", run.port + 2))
+        other.listen()
+        with pytest.raises(CommandError, match=f"{run.port + 2} for node2: taken by another process"):
+            run()
+    assert run.specs == []
+    assert not APIKey.objects.exists()
+
+
+def test_a_node_that_refuses_ends_the_start_with_its_reason_and_leaves_nothing(run: Run) -> None:
+    run.modes = {"node2": "refuse"}
+    with pytest.raises(CommandError, match="node2 cannot serve: the shoe does not fit"):
+        run()
+    assert run.looks == []
+    assert not (run.var_dir / "mesh.json").exists()
+    assert not any(is_ready(spec.url) for spec in run.specs)
+
+
+def test_more_shards_than_layers_are_refused(run: Run) -> None:
+    with pytest.raises(CommandError, match="--shards 5: A model of 4 layers can be split into 1 to 4 shards"):
+        run("--shards", "5")
+
+
+def test_a_second_mesh_on_the_same_folder_is_refused(run: Run) -> None:
+    with only_mesh(run.var_dir), pytest.raises(CommandError, match=r"A mesh is running on .* already"):
+        run()
+
+
+def test_a_model_that_is_nowhere_is_refused_with_the_ways_to_name_one(run: Run) -> None:
+    run.model = run.model / "nowhere"
+    with pytest.raises(CommandError, match="neither SmolLM2-135M-Instruct, nor a folder, nor a hub id"):
+        run()
+
+
+def test_a_role_in_the_environment_is_refused(run: Run, settings: Any) -> None:
+    settings.ROLE = "node"
+    with pytest.raises(CommandError, match="MESHNET_ROLE is set"):
+        run()
+
+
+def test_a_stop_during_the_start_ends_quietly(run: Run) -> None:
+    command: Any = mesh_command.Command(stdout=run.out, stderr=run.err)
+    command.child_specs = run._specs
+    stop = Stop(run.var_dir, lambda: None)
+    stop.wait = lambda seconds: seconds > 0  # type: ignore[method-assign]
+    command.signals = lambda: stop
+    call_command(command, "--model", str(run.model), "--port", str(run.port))
+    assert run.out.getvalue().endswith("Stopped before the mesh was ready.\n")
+    assert not any(is_ready(spec.url) for spec in run.specs)

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from meshsite.stop_signals import StopSignals
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_waiting_once(sig: signal.Signals) -> None:
+    with StopSignals() as stop:
+        assert not stop.wait(0)
+        os.kill(os.getpid(), sig)
+        assert stop.wait(60)
+        assert not stop.wait(0)
+
+
+def test_the_former_handlers_come_back() -> None:
+    before = [signal.getsignal(sig) for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    with StopSignals():
+        assert signal.getsignal(signal.SIGTERM) != before[1]
+    assert [signal.getsignal(sig) for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_a_hangup_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.wait(0)
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from nodes import proof
+from nodes.errors import ShardRefused
+from nodes.layers import LayerRange
+from nodes.shard import ModelShard
+from tests import toys
+
+
+@pytest.mark.parametrize("family", sorted(toys.CONFIGS))
+def test_good_shards_of_every_family_pass(family: str, toy_folder: Any) -> None:
+    for layers in (LayerRange(0, 2), LayerRange(3, 4)):
+        verdict = proof.prove(ModelShard.load(toy_folder(family), layers))
+        assert verdict.supports_kv_cache
+        assert verdict.bytes_per_token > 0
+
+
+def shard_with(toy_folder: Any, change: Any) -> ModelShard:
+    shard = ModelShard.load(toy_folder("llama"), LayerRange(0, 2))
+    change(shard._model)
+    return shard
+
+
+def test_a_forward_that_touches_its_input_on_every_shard_is_refused(toy_folder: Any) -> None:
+    def scale(model: Any) -> None:
+        original = type(model.model).forward
+        scaled = type("Scaled", (type(model.model),), {})
+        scaled.forward = lambda self, inputs_embeds=None, **kw: original(self, inputs_embeds=inputs_embeds * 2, **kw)
+        model.model.__class__ = scaled
+
+    with pytest.raises(ShardRefused, match="no layer"):
+        proof.prove(shard_with(toy_folder, scale))
+
+
+def test_layers_that_ignore_their_cache_are_served_without_one(toy_folder: Any, caplog: Any) -> None:
+    def forget(model: Any) -> None:
+        for layer in model.model.layers[:2]:
+            original = layer.self_attn.forward
+            layer.self_attn.forward = lambda *args, original=original, **kw: original(*args, **{**kw, "cache": None})
+
+    with caplog.at_level(logging.WARNING):
+        verdict = proof.prove(shard_with(toy_folder, forget))
+    assert verdict == proof.Verdict(supports_kv_cache=False, bytes_per_token=0)
+    assert len(caplog.records) == 1
+
+
+def test_layers_that_reject_the_cache_argument_are_served_without_one(toy_folder: Any) -> None:
+    def reject(model: Any) -> None:
+        for layer in model.model.layers[:2]:
+            original = layer.forward
+
+            def forward(hidden: Any, original: Any = original, **kw: Any) -> Any:
+                if kw.pop("cache", None) is not None:
+                    raise TypeError("unexpected keyword argument 'cache'")
+                return original(hidden, **kw)
+
+            layer.forward = forward
+
+    assert not proof.prove(shard_with(toy_folder, reject)).supports_kv_cache
+
+
+def test_layers_that_depend_on_their_neighbours_are_refused(toy_folder: Any) -> None:
+    def couple(model: Any) -> None:
+        memory: dict[str, torch.Tensor] = {}
+        first, second = model.model.layers[0], model.model.layers[1]
+        one, two = first.forward, second.forward
+
+        def remember(hidden: torch.Tensor, **kw: Any) -> torch.Tensor:
+            memory["sum"] = memory.get("sum", torch.zeros(())) + 1
+            return one(hidden, **kw) * memory["sum"]
+
+        first.forward, second.forward = remember, two
+
+    with pytest.raises(ShardRefused, match="cannot be cut"):
+        proof.prove(shard_with(toy_folder, couple))
+
+
+def test_weights_that_give_nan_are_refused(toy_folder: Any) -> None:
+    def spoil(model: Any) -> None:
+        model.model.layers[1].mlp.down_proj.weight.fill_(float("nan"))
+
+    with pytest.raises(ShardRefused, match="NaN"):
+        proof.prove(shard_with(toy_folder, spoil))
+
+
+def test_bytes_per_token_are_those_of_the_cache(toy_folder: Any) -> None:
+    verdict = proof.prove(ModelShard.load(toy_folder("llama"), LayerRange(0, 3)))
+    assert verdict.bytes_per_token == 3 * 2 * 2 * 16 * 4

@@ -120,7 +120,7 @@ class Answer:
         return self._loop.progress
 
     def events(self) -> Iterator[TextDelta | Finished | Silence]:
-        """What comes, as it comes; ends after Finished, or early after `cancel()`. Raises MeshnetError when it fails."""
+        """What comes, as it comes; ends after Finished, or early after `cancel()`. Raises MeshnetError on failure."""
         while True:
             try:
                 event = self._events.get(timeout=SILENCE_SECONDS)

@@ -318,5 +318,5 @@ class TokenLoop:
             self.progress.first_token_at = now
 
 
-class _Uncached(Exception):  # noqa: N818  # not an error: the chain turns stateless
+class _Uncached(Exception):
     """A node on the route does not cache."""

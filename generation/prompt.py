@@ -18,7 +18,9 @@ logger = logging.getLogger(__name__)
 class Prompter:
     """The tokenizer's side of a model. Threads may share it: fast tokenizers are safe to call from many."""
 
-    def __init__(self, tokenizer: Any, *, context_length: int, stop_ids: Iterable[int], default_max_tokens: int) -> None:
+    def __init__(
+        self, tokenizer: Any, *, context_length: int, stop_ids: Iterable[int], default_max_tokens: int
+    ) -> None:
         self._tokenizer = tokenizer
         self.context_length = context_length
         self.stop_ids = frozenset(stop_ids)
@@ -46,7 +48,9 @@ class Prompter:
         try:
             encoded = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
         except (TemplateError, ValueError, TypeError) as error:
-            raise RequestRefused(f"The model's chat template refuses these messages: {error}", param="messages") from None
+            raise RequestRefused(
+                f"The model's chat template refuses these messages: {error}", param="messages"
+            ) from None
         return [int(token_id) for token_id in encoded["input_ids"]]
 
     def budget(self, prompt_tokens: int, max_tokens: int | None) -> int:

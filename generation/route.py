@@ -93,5 +93,5 @@ def _gap(
     text = f"No ready node holds layers {position}:{next_start} of {n_layers}."
     strangers = len(nodes) - len(usable)
     if strangers:
-        text += f" {strangers} nodes were left out because they serve another model or dtype than {fingerprint}, {dtype}."
+        text += f" {strangers} nodes were left out: they serve another model or dtype than {fingerprint}, {dtype}."
     return text

@@ -5,8 +5,8 @@ What makes this hard, and what is relied on here:
 - A byte-level tokenizer cuts characters into bytes. An unfinished character decodes to one U+FFFD at the end,
   which the next bytes replace. At most three bytes are unfinished, since a character has at most four.
 - A SentencePiece tokenizer with byte fallback decodes a run of byte tokens as a whole: one bad byte turns the
-  whole run into U+FFFD, finished characters too, and unfinished runs look the same. Text of such a run is only
-  final when a token of another kind has ended it.
+  whole run into U+FFFD, finished characters too, and unfinished runs look the same. Text of such a run is
+  only final when a token of another kind has ended it.
 - A token's first space is lost when nothing stands before it: new tokens are decoded behind settled ones.
 - U+FFFD may also be what the model means, or bytes that never become a character. Both must go on flowing.
 
@@ -38,8 +38,8 @@ SEARCHED_AT_ONCE = 64
 def find_lone_byte(decode: Decode) -> int | None:
     """The id of a token that is one byte from within a character, or None if there is no such token.
 
-    Byte tokens come in the order of the bytes, so the first two neighbours that both decode to U+FFFD are such
-    bytes (a single one could be the character U+FFFD itself). Costs up to 100 short decodes.
+    Byte tokens come in the order of the bytes, so the first two neighbours that both decode to U+FFFD are
+    such bytes (a single one could be the character U+FFFD itself). Costs up to 100 short decodes.
     """
     for start in range(0, SEARCHED_IDS, SEARCHED_AT_ONCE):
         # A decoder may not know all these ids; those of transformers leave unknown ones out.

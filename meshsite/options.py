@@ -39,7 +39,7 @@ OPTIONS = (
     Option("MESHNET_MODEL", "str", "SmolLM2-135M-Instruct",
            "The model: the default model's name, a local folder, or a hub id."),
     # -- nodes
-    Option("MESHNET_LAYERS", "str", "", "Layers that this node holds, `start:end` with the end excluded; empty for all."),
+    Option("MESHNET_LAYERS", "str", "", "Layers that this node holds, `start:end` without the end; empty for all."),
     Option("MESHNET_DTYPE", "str", "float32", "Number format of weights, caches and the wire.",
            choices=("float32", "bfloat16", "float16")),
     Option("MESHNET_DEVICE", "str", "cpu", "Torch device that computes."),
@@ -55,9 +55,9 @@ OPTIONS = (
     # -- head
     Option("MESHNET_NODES", "list", [], "URLs of the nodes, separated by commas."),
     Option("MESHNET_PREFILL_PIECE_TOKENS", "int", 512, "A longer prompt is sent in pieces of this size.", minimum=1),
-    Option("MESHNET_MAX_NEW_TOKENS", "int", 1024, "Most tokens of one answer when the request names no limit.", minimum=1),
+    Option("MESHNET_MAX_NEW_TOKENS", "int", 1024, "Most tokens of an answer when the request names no limit.", minimum=1),
     Option("MESHNET_CONNECT_TIMEOUT_SECONDS", "float", 3.0, "Longest wait for a connection to a node.", minimum=0.1),
-    Option("MESHNET_STEP_TIMEOUT_SECONDS", "float", 60.0, "Longest wait for a node's answer to one step.", minimum=0.1),
+    Option("MESHNET_STEP_TIMEOUT_SECONDS", "float", 60.0, "Longest wait for the answer to one step.", minimum=0.1),
     Option("MESHNET_BUSY_WAIT_SECONDS", "float", 30.0,
            "How long a generation waits for a free session slot before it is refused.", minimum=0),
     Option("MESHNET_DJANGO_SECRET_KEY", "str", "", "Django's secret key. Required for the head."),

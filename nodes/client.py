@@ -185,7 +185,7 @@ class HttpNodeClient:
                 timeout=urllib3.Timeout(connect=self._connect_timeout, read=timeout),
             )
         except NewConnectionError as error:
-            raise NodeUnreachable(f"{self.url} cannot be reached: {error}") from None
+            raise NodeUnreachable(f"{self.url} cannot be reached: {error.__cause__ or error}") from None
         except TimeoutError:
             raise NodeTimeout(f"{self.url} did not answer within {timeout:g} s.") from None
         except (HTTPError, OSError) as error:

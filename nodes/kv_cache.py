@@ -36,7 +36,7 @@ class ShardCache(DynamicCache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         if not self._tracks_length:
             return self.tokens + query_length, 0
-        return super().get_mask_sizes(query_length, layer_idx)  # type: ignore[no-any-return]
+        return super().get_mask_sizes(query_length, layer_idx)
 
     def advance(self, tokens: int) -> None:
         """To be called after each step that succeeded; makes windows own their memory."""

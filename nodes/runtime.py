@@ -182,7 +182,8 @@ class NodeRuntime:
             raise BadRequest(f"hidden_states must have {shape.hidden_size} values a token, not {hidden.shape[2]}.")
         if hidden.dtype != self._shard.dtype:
             raise BadRequest(
-                f"hidden_states must be {framing.dtype_name(self._shard.dtype)}, not {framing.dtype_name(hidden.dtype)}."
+                f"hidden_states must be {framing.dtype_name(self._shard.dtype)}, not "
+                f"{framing.dtype_name(hidden.dtype)}."
             )
         total = (headers.past_len or 0) + hidden.shape[1]
         if total > shape.context_length:

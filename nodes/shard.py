@@ -97,11 +97,11 @@ class ModelShard:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._model.dtype  # type: ignore[no-any-return]
+        return self._model.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._model.device  # type: ignore[no-any-return]
+        return self._model.device
 
     def new_cache(self, layers: LayerRange | None = None) -> ShardCache:
         """An empty cache for these layers of the shard (default: all)."""
@@ -115,7 +115,7 @@ class ModelShard:
         output = base(**self._inputs(hidden, past_len, cache))
         if cache is not None:
             cache.advance(hidden.shape[1])
-        return output.last_hidden_state  # type: ignore[no-any-return]
+        return output.last_hidden_state
 
     def logits(
         self, hidden: torch.Tensor, past_len: int, cache: ShardCache | None, layers: LayerRange | None = None
@@ -128,7 +128,7 @@ class ModelShard:
         output = model(**self._inputs(hidden, past_len, cache), logits_to_keep=1)
         if cache is not None:
             cache.advance(hidden.shape[1])
-        return output.logits[0, -1].float()  # type: ignore[no-any-return]
+        return output.logits[0, -1].float()
 
     def _inputs(self, hidden: torch.Tensor, past_len: int, cache: ShardCache | None) -> dict[str, Any]:
         positions = torch.arange(past_len, past_len + hidden.shape[1], device=self.device).unsqueeze(0)
@@ -183,10 +183,10 @@ class Embedder:
         return self._lookup(ids) if self._lookup_is_enough else self._whole(ids)
 
     def _lookup(self, ids: torch.Tensor) -> torch.Tensor:
-        return self._model.get_input_embeddings()(ids)  # type: ignore[no-any-return]
+        return self._model.get_input_embeddings()(ids)
 
     def _whole(self, ids: torch.Tensor) -> torch.Tensor:
-        return self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+        return self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state
 
 
 def _shallow(module: Any) -> Any:
@@ -208,7 +208,7 @@ def _load_part(folder: Path, config: Any, layers: LayerRange, *, embeddings: boo
     keeps_embeddings = embeddings or (is_tail and config.tie_word_embeddings)
     whole: Any = AutoModelForCausalLM._model_mapping[type(config)]
 
-    class Part(whole):  # type: ignore[misc]
+    class Part(whole):
         # Weights of other parts are in the file and not wanted here: no warning about each of them.
         _keys_to_ignore_on_load_unexpected = (r".*",)
 

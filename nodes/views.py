@@ -63,8 +63,8 @@ def endpoint(*methods: str) -> Callable[[View], View]:
                 response = error_response(MeshnetError("The node failed; its log says why."))
             # Without a length gunicorn would send chunks: more bytes and one more write for every step.
             response["Content-Length"] = str(len(response.content))
-            if response.status_code in (401, 405, 411, 413, 415) and request.META.get("CONTENT_LENGTH", "0") != "0":
-                # The body was not read: wsgi.py drains a part of it and closes the connection.
+            if response.status_code in (401, 405, 411, 413, 415) and _has_body(request):
+                # The body was not read: wsgi.py closes the connection and drains a part of it.
                 response["Connection"] = "close"
             return response
 
@@ -177,6 +177,10 @@ def running_node() -> NodeRuntime:
     if runtime is None:
         raise NotReady()
     return runtime
+
+
+def _has_body(request: HttpRequest) -> bool:
+    return "Transfer-Encoding" in request.headers or request.META.get("CONTENT_LENGTH", "") not in ("", "0")
 
 
 def _authorize(request: HttpRequest) -> None:

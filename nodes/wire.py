@@ -31,8 +31,13 @@ _MODEL_RE = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 def mint_session_id() -> str:
-    """A new session id: 192 random bits, made by the head once per generation and never taken from a client."""
-    return secrets.token_urlsafe(24)
+    """A new session id: 192 random bits, made by the head once per generation and never taken from a client.
+
+    None begins with a dash, which a command line would take for an option.
+    """
+    while (session_id := secrets.token_urlsafe(24)).startswith("-"):
+        pass
+    return session_id
 
 
 def is_session_id(value: str) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ FINGERPRINT = "toy@1"
 
 def ranges(*cuts: int) -> list[LayerRange]:
     """ranges(0, 2, 4) is the split 0:2 | 2:4."""
-    return [LayerRange(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [LayerRange(a, b) for a, b in itertools.pairwise(cuts)]
 
 
 @contextmanager
@@ -42,11 +43,13 @@ def running_nodes(folder: Path, splits: list[LayerRange], **options: Any) -> Ite
 class LocalMesh:
     """A head's side over clients, without HTTP, database or text."""
 
-    def __init__(self, folder: Path, clients: list[NodeClient], **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, clients: list[NodeClient], *, fingerprint: str = FINGERPRINT, **settings: Any
+    ) -> None:
         self.embedder = Embedder.load(folder)
         self.directory = NodeDirectory(clients)
         self.settings = LoopSettings(
-            fingerprint=FINGERPRINT, dtype="float32", n_layers=self.embedder.shape.n_layers, **settings
+            fingerprint=fingerprint, dtype="float32", n_layers=self.embedder.shape.n_layers, **settings
         )
 
     def loop(self, prompt: list[int], new_tokens: int, *, job: dict[str, Any] | None = None, **extra: Any) -> TokenLoop:
@@ -68,5 +71,3 @@ class LocalMesh:
 def local_clients(nodes: list[NodeRuntime]) -> list[NodeClient]:
     return [LocalNodeClient(node, f"local:{index}") for index, node in enumerate(nodes)]
 
-
-Runs = Callable[..., Any]

@@ -24,14 +24,12 @@ class BearerKey(BaseAuthentication):
         scheme, _, key = request.META.get("HTTP_AUTHORIZATION", "").strip().partition(" ")
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
-            raise AuthenticationFailed(
-                "No API key was sent. Use the header 'Authorization: Bearer YOUR_KEY'."
-            )
+            raise AuthenticationFailed("No API key was sent. Use the header 'Authorization: Bearer YOUR_KEY'.")
         row = APIKey.objects.usable(key) if _KEY.fullmatch(key) else None
         if row is None:
             raise AuthenticationFailed("The API key provided is not valid here.")
         return None, row
 
     def authenticate_header(self, request: Request) -> str:
-        """Makes Django REST framework answer 401; without it a wrong key would be 403 (DESIGN fact 18)."""
+        """Makes Django REST framework answer 401; without it a wrong key would be 403."""
         return "Bearer"

@@ -20,6 +20,9 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 def read_json(request: HttpRequest) -> dict[str, Any]:
     """The JSON object in the body. Raises RequestRefused (400, 411, 413, 415) that says what is wrong."""
+    has_length = request.META.get("CONTENT_LENGTH") not in (None, "", "0")
+    if not has_length and not request.META.get("HTTP_TRANSFER_ENCODING"):
+        raise _not_json("it is empty")  # whatever its type would be
     if request.content_type != "application/json":
         raise UnsupportedBody("The body must be JSON, sent with `Content-Type: application/json`.")
     if request.META.get("HTTP_CONTENT_ENCODING", "identity").lower() not in ("", "identity"):
@@ -35,8 +38,6 @@ def _read(request: HttpRequest) -> bytes:
         if int(length) > MAX_BODY_BYTES:
             raise _too_large()
         return request.read(int(length))
-    if not request.META.get("HTTP_TRANSFER_ENCODING"):
-        return b""
     if not request.META.get("wsgi.input_terminated"):
         raise LengthRequired("The request must say how long its body is (Content-Length).")
     # Django reads no body that has no length; the server ends this one where its chunks end.
@@ -49,7 +50,7 @@ def _read(request: HttpRequest) -> bytes:
 
 def _parse(body: bytes) -> dict[str, Any]:
     if not body.strip():
-        raise _not_json("the body is empty")
+        raise _not_json("it is empty")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -41,9 +41,7 @@ def boolean(body: Mapping[str, Any], name: str, default: bool = False, *, param:
     return value
 
 
-def integer(
-    body: Mapping[str, Any], name: str, *, least: int = INT64_MIN, most: int = INT64_MAX
-) -> int | None:
+def integer(body: Mapping[str, Any], name: str, *, least: int = INT64_MIN, most: int = INT64_MAX) -> int | None:
     value = body.get(name)
     if value is None:
         return None

@@ -17,8 +17,8 @@ _SANE = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 class OpenAIMiddleware:
     """Leaves every other path alone.
 
-    It stands outermost, so that it also sees what Django and other middleware answer themselves: a refused host
-    is an HTML page, in debug mode with settings and source.
+    It stands outermost, so that it also sees what Django and other middleware answer themselves: a refused
+    host is an HTML page, in debug mode with settings and source.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
@@ -32,7 +32,7 @@ class OpenAIMiddleware:
         request.request_id = request_id  # type: ignore[attr-defined]  # for the log
         response = self._get_response(request)
         if response.status_code >= 400 and not _is_json(response):
-            response.close()
+            # The replaced answer is not closed: that would end the request for Django.
             response = of_status(response.status_code).response()
         response.headers[HEADER] = request_id
         if _has_unread_body(request):

@@ -28,9 +28,7 @@ def completion(answer: Answer, text: str, finished: Finished) -> dict[str, Any]:
     }
 
 
-def chunk(
-    answer: Answer, delta: dict[str, Any], finish_reason: str | None, *, include_usage: bool
-) -> dict[str, Any]:
+def chunk(answer: Answer, delta: dict[str, Any], finish_reason: str | None, *, include_usage: bool) -> dict[str, Any]:
     """One piece of a streamed answer. With `include_usage` each says that its usage is still to come."""
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
     return _chunk(answer, [choice]) | ({"usage": None} if include_usage else {})

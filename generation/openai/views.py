@@ -83,9 +83,7 @@ class ChatCompletions(OpenAIView):
         from generation.openai.sse import EventStream
 
         return StreamingHttpResponse(
-            EventStream(
-                answer, include_usage=call.include_usage, client_gone=client_gone, request=request._request
-            ),
+            EventStream(answer, include_usage=call.include_usage, client_gone=client_gone, request=request._request),
             content_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )

@@ -31,7 +31,7 @@ class Vocabulary:
 
 
 class ByteLevel(Vocabulary):
-    """Every byte is one token, without merges; `merged` adds tokens of several bytes that cut characters anywhere."""
+    """Every byte is one token; `merged` adds tokens of several bytes that cut characters anywhere."""
 
     MERGED = (
         " a",
@@ -112,9 +112,7 @@ def _byte_symbols() -> dict[int, str]:
 
 
 def metaspace() -> decoders.Decoder:
-    return decoders.Sequence(
-        [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always"), decoders.Fuse()]
-    )
+    return decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always"), decoders.Fuse()])
 
 
 def llama() -> decoders.Decoder:
@@ -152,21 +150,15 @@ def token_ids(vocabulary: Vocabulary) -> st.SearchStrategy[list[int]]:
             lambda text: vocabulary.byte_ids(text.encode())
         ),
         st.binary(max_size=4).map(vocabulary.byte_ids),
-        st.sampled_from([b"\xff", b"\xe6\x97", b"\xf0\x9f\x91", b"\xef\xbf\xbd", b"\n"]).map(
-            vocabulary.byte_ids
-        ),
+        st.sampled_from([b"\xff", b"\xe6\x97", b"\xf0\x9f\x91", b"\xef\xbf\xbd", b"\n"]).map(vocabulary.byte_ids),
     )
-    return st.lists(part, max_size=16).map(
-        lambda parts: [i for part in parts for i in part][: MOST_HELD_TOKENS - 1]
-    )
+    return st.lists(part, max_size=16).map(lambda parts: [i for part in parts for i in part][: MOST_HELD_TOKENS - 1])
 
 
 @ALL
 @given(data=st.data())
 @settings(max_examples=400, deadline=None)
-def test_the_pieces_joined_are_what_decoding_all_ids_at_once_gives(
-    vocabulary: Vocabulary, data: st.DataObject
-) -> None:
+def test_the_pieces_joined_are_what_decoding_all_ids_at_once_gives(vocabulary: Vocabulary, data: st.DataObject) -> None:
     ids = data.draw(token_ids(vocabulary))
     pieces, rest = stream(vocabulary.decode, ids)
     assert "".join(pieces) + rest == vocabulary.decode(ids)
@@ -257,9 +249,7 @@ def test_b07_special_tokens_leave_no_text_and_do_not_break_a_character_or_a_spac
 
 @SENTENCE_PIECE
 def test_ordinary_words_are_not_held_back(vocabulary: SentencePiece) -> None:
-    pieces, rest = stream(
-        vocabulary.decode, vocabulary.word_ids("\u2581Hello", "\u2581world", ".", "\u2581two")
-    )
+    pieces, rest = stream(vocabulary.decode, vocabulary.word_ids("\u2581Hello", "\u2581world", ".", "\u2581two"))
     assert pieces == ["Hello", " world", ".", " two"]
     assert rest == ""
 

@@ -29,7 +29,7 @@ def test_absent_headers_mean_a_stateless_step_of_the_whole_shard() -> None:
         ({wire.SESSION: SESSION, wire.CACHE: "append"}, wire.CACHE),
         ({wire.SESSION: SESSION, wire.CACHE: "decode", wire.PAST_LEN: "-1"}, wire.PAST_LEN),
         ({wire.SESSION: SESSION, wire.CACHE: "decode", wire.PAST_LEN: "1.0"}, wire.PAST_LEN),
-        ({wire.SESSION: SESSION, wire.CACHE: "decode", wire.PAST_LEN: "١"}, wire.PAST_LEN),
+        ({wire.SESSION: SESSION, wire.CACHE: "decode", wire.PAST_LEN: "\u0661"}, wire.PAST_LEN),
         ({wire.SESSION: SESSION, wire.CACHE: "decode", wire.PAST_LEN: "1" * 10}, wire.PAST_LEN),
         ({wire.START_LAYER: "two"}, wire.START_LAYER),
         ({wire.END_LAYER: ""}, wire.END_LAYER),

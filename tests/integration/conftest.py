@@ -1,0 +1,60 @@
+"""One toy mesh of real gunicorn processes for the whole run: a head and two nodes on loopback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests import processes
+from tests.processes import Served
+
+
+@dataclass
+class ToyMesh:
+    head: Served
+    nodes: list[Served]
+    api_key: str
+    model: Path
+    client: openai.OpenAI
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """`/sessions` of every node, in layer order."""
+        return [get_json(f"{node.url}/sessions") for node in self.nodes]
+
+    def is_idle(self) -> bool:
+        return not any(listing["sessions"] for listing in self.sessions())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The generations, newest first."""
+        rows: list[dict[str, Any]] = processes.in_django(
+            self.head, "from generation.models import Generation\nresult = list(Generation.objects.values())\n"
+        )
+        return rows
+
+
+def get_json(url: str) -> dict[str, Any]:
+    status, _, body = processes.call(url, headers=processes.secret_header())
+    assert status == 200, body
+    value: dict[str, Any] = json.loads(body)
+    return value
+
+
+@pytest.fixture(scope="session")
+def toy_mesh(toy_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToyMesh]:
+    model = toy_folder("llama")
+    folder = tmp_path_factory.mktemp("mesh")
+    nodes = [
+        processes.node(folder / "one", model, "0:2"),
+        processes.node(folder / "two", model, "2:4"),
+    ]
+    head = processes.head(folder / "head", model, [node.url for node in nodes])
+    with processes.serving(*nodes):
+        key = processes.prepare_head(head)
+        with processes.serving(head), openai.OpenAI(base_url=f"{head.url}/v1", api_key=key) as client:
+            yield ToyMesh(head, nodes, key, model, client)

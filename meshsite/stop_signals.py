@@ -21,7 +21,8 @@ class StopSignals:
         os.set_blocking(self._write, False)
         self._former: dict[signal.Signals, Any] = {}
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(sig) is not signal.SIG_IGN:
+            # A script's `command &` ignores SIGINT, but whoever then sends one means it.
+            if sig != signal.SIGHUP or signal.getsignal(sig) is not signal.SIG_IGN:
                 self._former[sig] = signal.signal(sig, self._wake)
         return self
 

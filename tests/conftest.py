@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import pytest
 import transformers
 
 from tests import toys
+from tests.processes import free_port
+from tests.real import RealMesh, running_mesh
 
 transformers.logging.disable_progress_bar()
 
@@ -38,6 +40,13 @@ def toy_reference(toy_folder: Callable[[str], Path]) -> Callable[[str], Any]:
         return models[family]
 
     return reference
+
+
+@pytest.fixture(scope="session")
+def real_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMesh]:
+    """One head and two nodes of the real model, started once for the whole run by `manage.py mesh`."""
+    with running_mesh(tmp_path_factory.mktemp("real") / "var", "--port", str(free_port())) as mesh:
+        yield mesh
 
 
 class Clock:

@@ -61,8 +61,7 @@ class LocalMesh:
                 session_id=mint_session_id(),
                 prompt_ids=prompt,
                 max_new_tokens=new_tokens,
-                stop_ids=frozenset({EOS}),
-                **(job or {}),
+                **{"stop_ids": frozenset({EOS}), **(job or {})},
             ),
             **extra,
         )

@@ -32,3 +32,13 @@ def test_a_hangup_that_is_ignored_stays_ignored() -> None:
             assert not stop.wait(0)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_an_interrupt_that_a_script_has_ignored_still_counts() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopSignals() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.wait(60)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -139,6 +139,10 @@ class TokenLoop:
         self._rng = rng or random.Random()  # noqa: S311  # spreads load; nothing secret
         self.progress = Progress(started=clock(), cached=job.cache)
 
+    @property
+    def session_id(self) -> str:
+        return self._job.session_id
+
     def tokens(self) -> Iterator[int]:
         """The new token ids, one by one; ends at a stop id, at the limit, or when `stopped()` says so.
 

@@ -70,4 +70,4 @@ def test_cached_and_stateless_distributed_generation_equal_the_whole_model(
     assert list(stateless.tokens()) == expected
     assert stateless.progress.prefills == len(expected) + (1 if stateless.progress.finish_reason == "stop" else 0)
     for client in mesh.directory.clients:
-        client.release(cached._job.session_id, timeout=5)
+        client.release(cached.session_id, timeout=5)

@@ -36,7 +36,7 @@ class Wire:
             return list(loop.tokens()), loop.progress
         finally:
             for client in self.clients:
-                client.release(loop._job.session_id, timeout=5)
+                client.release(loop.session_id, timeout=5)
 
 
 @pytest.fixture

@@ -28,9 +28,7 @@ with contextlib.suppress(NotRegistered):
 class ReadOnlyAdmin(admin.ModelAdmin):
     """Rows that the program writes and people read."""
 
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         # Django's own title asks to select a row, which is not what people come for.
         title = capfirst(self.opts.verbose_name_plural)
         return super().changelist_view(request, {"title": title, **(extra_context or {})})

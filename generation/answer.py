@@ -13,11 +13,11 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from generation.errors import ModelNotFound
+from generation.errors import Cancelled, ModelNotFound
 from generation.head import Job, Progress, TokenLoop
 from generation.record import Record
 from generation.text import Detokenizer
@@ -75,18 +75,34 @@ class Silence:
     """Nothing has come for SILENCE_SECONDS; the generation is still running."""
 
 
-_Event = TextDelta | Finished | MeshnetError | None  # None: admitted
+class _Admitted:
+    """The first piece of the prompt went through every node: status 200 can be promised."""
+
+
+class _Stopped:
+    """The loop ended early because it was told to."""
+
+
+_Event = TextDelta | Finished | MeshnetError | _Admitted | _Stopped
 
 
 class Answer:
     """A generation under way, made by `start`. Read `events()` once, from one thread; `cancel()` from any."""
 
-    def __init__(self, runtime: HeadRuntime, request: ChatRequest, prompt_ids: list[int], budget: int) -> None:
+    def __init__(
+        self,
+        runtime: HeadRuntime,
+        request: ChatRequest,
+        prompt_ids: list[int],
+        budget: int,
+        client_gone: Callable[[], bool],
+    ) -> None:
         self.id = f"chatcmpl-{secrets.token_urlsafe(16)}"
         self.created = int(time.time())
         self.model = runtime.model
         self.prompt_tokens = len(prompt_ids)
         self._runtime = runtime
+        self._client_gone = client_gone
         self._cancelled = threading.Event()
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         job = Job(
@@ -109,7 +125,7 @@ class Answer:
             runtime.embedder,
             runtime.settings,
             job,
-            stopped=self._cancelled.is_set,
+            stopped=self._is_stopped,
             admitted=self._admit,
             wait=self._cancelled.wait,
         )
@@ -127,11 +143,12 @@ class Answer:
             except queue.Empty:
                 yield Silence()
                 continue
-            if event is None:
-                return  # cancelled
+            if isinstance(event, _Stopped):
+                return
             if isinstance(event, MeshnetError):
                 raise event
-            yield event
+            if not isinstance(event, _Admitted):
+                yield event
             if isinstance(event, Finished):
                 return
 
@@ -142,19 +159,30 @@ class Answer:
     # -- for `start`
 
     def begin(self, record: Record) -> None:
-        """Starts the loop and waits until the first piece of the prompt went through every node. Raises its error."""
+        """Starts the loop and waits until the first piece of the prompt went through every node.
+
+        Raises the loop's error, or Cancelled when the client went away meanwhile.
+        """
         self._record = record
         self._thread.start()
         first = self._events.get()
         if isinstance(first, MeshnetError):
             raise first
+        if isinstance(first, _Stopped):
+            raise Cancelled()
 
     # -- on the loop's thread
+
+    def _is_stopped(self) -> bool:
+        """Asked before every step and piece: a client that went away is noticed there, streaming or not."""
+        if self._client_gone():
+            self._cancelled.set()
+        return self._cancelled.is_set()
 
     def _admit(self) -> None:
         if not self._was_admitted:
             self._was_admitted = True
-            self._events.put(None)
+            self._events.put(_Admitted())
 
     def _run(self) -> None:
         outcome: MeshnetError | None = None
@@ -165,16 +193,18 @@ class Answer:
         except Exception:
             logger.exception("A generation failed.")
             outcome = MeshnetError("The generation failed inside the head; its log says why.")
-        finally:
-            release(self._runtime, self.progress.touched, self.job.session_id)
+        release(self._runtime, self.progress.touched, self.job.session_id)
+        try:
             self._record.end(self.progress, outcome, cancelled=self._cancelled.is_set())
-        if outcome is not None:
-            self._events.put(outcome)
-        elif self.progress.finish_reason:
-            reason: FinishReason = "length" if self.progress.finish_reason == "length" else "stop"
-            self._events.put(Finished(reason, self.prompt_tokens, self.progress.completion_tokens))
-        else:
-            self._events.put(None)
+        finally:
+            # Whatever became of the row, whoever reads must learn of the end.
+            self._events.put(outcome or self._ending())
+
+    def _ending(self) -> Finished | _Stopped:
+        if not self.progress.finish_reason:
+            return _Stopped()
+        reason: FinishReason = "length" if self.progress.finish_reason == "length" else "stop"
+        return Finished(reason, self.prompt_tokens, self.progress.completion_tokens)
 
     def _speak(self) -> None:
         text = Detokenizer(self._runtime.prompter.decode)
@@ -187,10 +217,18 @@ class Answer:
             self._events.put(TextDelta(piece))
 
 
-def start(runtime: HeadRuntime, request: ChatRequest, *, api_key: APIKey | None, streamed: bool) -> Answer:
+def start(
+    runtime: HeadRuntime,
+    request: ChatRequest,
+    *,
+    api_key: APIKey | None,
+    streamed: bool,
+    client_gone: Callable[[], bool] = lambda: False,
+) -> Answer:
     """Validates, plans, records and admits a generation. Returns once status 200 can be promised.
 
-    Raises ModelNotFound, RequestRefused, ContextLengthExceeded (nothing was done), NoRoute, Busy or GaveUp.
+    `client_gone` is asked from the loop's thread between steps; once true, the generation is cancelled. Raises
+    ModelNotFound, RequestRefused, ContextLengthExceeded (nothing was done), NoRoute, Busy, GaveUp or Cancelled.
     """
     if request.model not in runtime.models():
         raise ModelNotFound(
@@ -199,7 +237,7 @@ def start(runtime: HeadRuntime, request: ChatRequest, *, api_key: APIKey | None,
         )
     prompt_ids = runtime.prompter.ids(request.messages)
     budget = runtime.prompter.budget(len(prompt_ids), request.max_tokens)
-    answer = Answer(runtime, request, prompt_ids, budget)
+    answer = Answer(runtime, request, prompt_ids, budget, client_gone)
     record = Record.begin(runtime, answer.job, api_key=api_key, streamed=streamed)
     answer.begin(record)
     return answer

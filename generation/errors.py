@@ -39,6 +39,13 @@ class NoRoute(MeshnetError):
     retry_after = 5
 
 
+class Cancelled(MeshnetError):
+    """The generation was cancelled before it had ended."""
+
+    code = "cancelled"
+    http_status = 503
+
+
 class GaveUp(MeshnetError):
     """The generation could not be repaired any more."""
 

@@ -78,11 +78,6 @@ def check_master(server: Any) -> None:
         refuse_master(server, "preload_app loads torch before the fork, where it hangs. Leave out --preload.")
 
 
-def follow_master(server: Any, worker: Any) -> None:
-    """For `post_fork`: a worker ends with its master, also while it loads and does not look out for it."""
-    follow_parent(server.pid, signal.SIGTERM)()
-
-
 def load_worker(worker: Any) -> None:
     """Loads what this role serves, then wraps SIGTERM. For `post_worker_init`, in the worker's main thread."""
     from django.conf import settings
@@ -91,6 +86,8 @@ def load_worker(worker: Any) -> None:
 
     # Until something is served there is nothing to finish: a stop during a load of minutes is obeyed at once.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    # gunicorn's own look at its parent comes once a worker serves: one that loads would outlive a killed master.
+    follow_parent(worker.ppid, signal.SIGTERM)()
     try:
         with _beating(worker):
             _check_system(worker.log)

@@ -6,7 +6,6 @@ from typing import Any
 
 from meshsite import gunicorn_conf as conf
 from meshsite.gunicorn_conf import check_master as on_starting  # noqa: F401
-from meshsite.gunicorn_conf import follow_master as post_fork  # noqa: F401
 from meshsite.gunicorn_conf import load_worker as post_worker_init  # noqa: F401
 
 _settings = conf.load_settings(("head",), "Roles that hold layers start with meshsite/gunicorn_node.py.")

@@ -9,7 +9,6 @@ import os
 from typing import Any
 
 from meshsite import gunicorn_conf as conf
-from meshsite.gunicorn_conf import follow_master as post_fork  # noqa: F401
 from meshsite.gunicorn_conf import load_worker as post_worker_init  # noqa: F401
 
 _settings = conf.load_settings(("node", "all"), "A head without layers starts with meshsite/gunicorn_head.py.")

@@ -17,7 +17,7 @@ KEY_NAME = "local mesh"
 ADMIN_USER = "mesh-admin"
 
 
-class NotLoopback(Exception):  # noqa: N818  # reads as what is wrong
+class NotLoopback(Exception):  # reads as what is wrong
     """A user whose password is printed must not be made for a head that other machines reach."""
 
 

@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 LOCK = "mesh.lock"
 
 
-class MeshRefused(Exception):  # noqa: N818  # reads as what happened
+class MeshRefused(Exception):  # reads as what happened
     """The local mesh cannot be started; the message says what to do about it."""
 
 

@@ -34,34 +34,62 @@ OPTIONS = (
     Option("MESHNET_SECRET", "str", "", "The mesh's shared secret, 16 characters or more. Always required to serve."),
     Option("MESHNET_BIND", "str", "127.0.0.1:8000", "Address and port that gunicorn listens on."),
     Option("MESHNET_DEBUG", "bool", False, "Django's debug mode. Never in production."),
-    Option("MESHNET_LOG_LEVEL", "str", "INFO", "Level of the log on standard error.",
-           choices=("DEBUG", "INFO", "WARNING", "ERROR")),
-    Option("MESHNET_MODEL", "str", "SmolLM2-135M-Instruct",
-           "The model: the default model's name, a local folder, or a hub id."),
+    Option(
+        "MESHNET_LOG_LEVEL",
+        "str",
+        "INFO",
+        "Level of the log on standard error.",
+        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+    ),
+    Option(
+        "MESHNET_MODEL",
+        "str",
+        "SmolLM2-135M-Instruct",
+        "The model: the default model's name, a local folder, or a hub id.",
+    ),
     # -- nodes
     Option("MESHNET_LAYERS", "str", "", "Layers that this node holds, `start:end` without the end; empty for all."),
-    Option("MESHNET_DTYPE", "str", "float32", "Number format of weights, caches and the wire.",
-           choices=("float32", "bfloat16", "float16")),
+    Option(
+        "MESHNET_DTYPE",
+        "str",
+        "float32",
+        "Number format of weights, caches and the wire.",
+        choices=("float32", "bfloat16", "float16"),
+    ),
     Option("MESHNET_DEVICE", "str", "cpu", "Torch device that computes."),
     Option("MESHNET_THREADS", "int", 0, "Threads of the node's compute pool; 0 leaves the choice to torch.", minimum=0),
     Option("MESHNET_KV_ENABLED", "bool", True, "Whether this node keeps caches between steps."),
     Option("MESHNET_KV_TTL_SECONDS", "float", 600.0, "A session unused for this long is dropped.", minimum=0.1),
     Option("MESHNET_KV_MAX_SESSIONS", "int", 8, "How many sessions a node holds at once.", minimum=1),
     Option("MESHNET_KV_MAX_BYTES", "int", 2 * 1024**3, "How many bytes of cache a node holds at once.", minimum=1),
-    Option("MESHNET_KV_ACTIVE_SECONDS", "float", 10.0,
-           "A session stepped within this time is not taken away to make room.", minimum=0),
+    Option(
+        "MESHNET_KV_ACTIVE_SECONDS",
+        "float",
+        10.0,
+        "A session stepped within this time is not taken away to make room.",
+        minimum=0,
+    ),
     Option("MESHNET_KV_SWEEP_SECONDS", "float", 1.0, "How often expired sessions are looked for.", minimum=0.01),
     Option("MESHNET_CONTEXT_LENGTH", "int", 0, "Longest text in tokens; 0 takes the model's own limit.", minimum=0),
     # -- head
     Option("MESHNET_NODES", "list", [], "URLs of the nodes, separated by commas."),
     Option("MESHNET_PREFILL_PIECE_TOKENS", "int", 512, "A longer prompt is sent in pieces of this size.", minimum=1),
-    Option("MESHNET_MAX_NEW_TOKENS", "int", 1024, "Most tokens of an answer when the request names no limit.", minimum=1),
+    Option(
+        "MESHNET_MAX_NEW_TOKENS", "int", 1024, "Most tokens of an answer when the request names no limit.", minimum=1
+    ),
     Option("MESHNET_CONNECT_TIMEOUT_SECONDS", "float", 3.0, "Longest wait for a connection to a node.", minimum=0.1),
     Option("MESHNET_STEP_TIMEOUT_SECONDS", "float", 60.0, "Longest wait for the answer to one step.", minimum=0.1),
-    Option("MESHNET_BUSY_WAIT_SECONDS", "float", 30.0,
-           "How long a generation waits for a free session slot before it is refused.", minimum=0),
+    Option(
+        "MESHNET_BUSY_WAIT_SECONDS",
+        "float",
+        30.0,
+        "How long a generation waits for a free session slot before it is refused.",
+        minimum=0,
+    ),
     Option("MESHNET_DJANGO_SECRET_KEY", "str", "", "Django's secret key. Required for the head."),
-    Option("MESHNET_ALLOWED_HOSTS", "list", ["localhost", "127.0.0.1", "[::1]"], "Host names that the head answers to."),
+    Option(
+        "MESHNET_ALLOWED_HOSTS", "list", ["localhost", "127.0.0.1", "[::1]"], "Host names that the head answers to."
+    ),
     Option("DATABASE_URL", "str", "", "The head's database; empty for SQLite in the var folder."),
 )
 
@@ -87,4 +115,3 @@ def read_options() -> dict[str, Any]:
             raise ImproperlyConfigured(f"{option.name} must be one of {', '.join(option.choices)}, not {value!r}.")
         values[option.name] = value
     return values
-

@@ -88,9 +88,7 @@ if SERVES_HEAD:
         "django.contrib.messages.middleware.MessageMiddleware",
         "django.middleware.clickjacking.XFrameOptionsMiddleware",
     ]
-    _database = dj_database_url.parse(
-        _options["DATABASE_URL"] or f"sqlite:///{MESHNET_VAR_DIR / 'meshnet.sqlite3'}"
-    )
+    _database = dj_database_url.parse(_options["DATABASE_URL"] or f"sqlite:///{MESHNET_VAR_DIR / 'meshnet.sqlite3'}")
     if _database["ENGINE"] == "django.db.backends.sqlite3":
         # Deferred transactions fail at once when two writers meet, whatever the timeout (DESIGN fact 20).
         _database["OPTIONS"] = {

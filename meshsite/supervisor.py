@@ -47,7 +47,7 @@ Say = Callable[[str], None]
 Wait = Callable[[float], bool]
 
 
-class StartFailed(Exception):  # noqa: N818  # reads as what happened
+class StartFailed(Exception):  # reads as what happened
     """A child cannot serve, and starting it again would not help."""
 
 

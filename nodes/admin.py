@@ -87,18 +87,14 @@ class NodeAdmin(admin.ModelAdmin):
     class Media:
         css = {"all": ("nodes/live.css",)}  # noqa: RUF012  # Django's own shape
 
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         # Django's own title asks to select a node, which is not what people come for.
         return super().changelist_view(request, {"title": "Nodes", **(extra_context or {})})
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return LiveChangeList
 
-    def render_change_form(
-        self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
-    ) -> HttpResponse:
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> HttpResponse:
         node = kwargs.get("obj")
         if node is not None:
             node.live = next((snapshot for snapshot in _look(request) if snapshot.url == node.url), None)
@@ -187,9 +183,7 @@ class KVSessionAdmin(admin.ModelAdmin):
         return request.user.has_perm("nodes.evict_kvsession")
 
     @method_decorator((require_safe, never_cache))
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
         page: SessionPage = session_page(

@@ -174,7 +174,20 @@ class ModelUnavailable(MeshnetError):
 BY_CODE: dict[str, type[MeshnetError]] = {
     cls.code: cls
     for cls in (
-        BadRequest, Unauthorized, NotFound, MethodNotAllowed, KVCacheMiss, Released, LengthRequired, PayloadTooLarge,
-        UnsupportedMediaType, WrongModel, WrongLayers, ComputeFailed, Busy, Draining, NotReady,
+        BadRequest,
+        Unauthorized,
+        NotFound,
+        MethodNotAllowed,
+        KVCacheMiss,
+        Released,
+        LengthRequired,
+        PayloadTooLarge,
+        UnsupportedMediaType,
+        WrongModel,
+        WrongLayers,
+        ComputeFailed,
+        Busy,
+        Draining,
+        NotReady,
     )
 }

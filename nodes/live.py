@@ -129,9 +129,7 @@ def evict(
     for client, reply in zip(clients, replies, strict=True):
         answer = reply.answers.get("evict", {})
         results.append(
-            NodeEviction(
-                client.url, _ids(answer.get("evicted")), _ids(answer.get("unknown")), error=reply.error
-            )
+            NodeEviction(client.url, _ids(answer.get("evicted")), _ids(answer.get("unknown")), error=reply.error)
         )
     return results
 
@@ -225,9 +223,7 @@ def _ask(
         news.put((index, "", error))
 
     for index, client in enumerate(clients):
-        threading.Thread(
-            target=talk, args=(index, client), name=f"{THREAD_NAME} {client.url}", daemon=True
-        ).start()
+        threading.Thread(target=talk, args=(index, client), name=f"{THREAD_NAME} {client.url}", daemon=True).start()
 
     replies = [_Reply() for _ in clients]
     waiting = set(range(len(clients)))

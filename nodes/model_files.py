@@ -69,7 +69,7 @@ def locate(model: str, var_dir: Path, *, download: bool = True) -> tuple[str, Pa
         return path.name, _checked(path), None
     if is_hub_id(model):
         folder = hub_folder(model, download=download)
-        return model, _checked(folder), folder.name
+        return model, folder, folder.name
     raise ModelUnavailable(
         f"There is no model {model!r}: it is neither {DEFAULT_MODEL}, nor a folder, nor a hub id such as owner/name. "
         "Set MESHNET_MODEL."
@@ -91,19 +91,22 @@ def hub_folder(hub_id: str, *, download: bool = True) -> Path:
     `manage.py fetch_model` looks for a newer one. Raises ModelUnavailable.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import IncompleteSnapshotError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
+    commit = None
     try:
         folder = Path(
             snapshot_download(hub_id, local_files_only=True, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT)
         )
-    except IncompleteSnapshotError:
-        return download_from_hub(hub_id, _commit_in_cache(hub_id)) if download else _not_here(hub_id)
-    except LocalEntryNotFoundError:
-        return download_from_hub(hub_id) if download else _not_here(hub_id)
-    if missing_weights(folder) and download:
-        return download_from_hub(hub_id, folder.name)
-    return folder
+    except LocalEntryNotFoundError:  # also when some files of it are known to be missing
+        commit = _commit_in_cache(hub_id)
+    else:
+        if has_all_weights(folder):
+            return folder
+        commit = folder.name
+    if not download:
+        raise ModelUnavailable(f"The hub model {hub_id} is not here. Fetch it: manage.py fetch_model {hub_id}")
+    return download_from_hub(hub_id, commit)
 
 
 def download_from_hub(hub_id: str, revision: str | None = None) -> Path:
@@ -134,7 +137,15 @@ def download_from_hub(hub_id: str, revision: str | None = None) -> Path:
         raise ModelUnavailable(f"{hub_id!r} is not a hub id: {error}") from None
     except (HTTPError, XetDownloadError, OSError) as error:
         raise ModelUnavailable(_unreachable(hub_id, error)) from None
-    return Path(folder)
+    path = _checked(Path(folder))
+    missing = missing_weights(path)
+    if missing:  # the library is content with what is here when the hub is out of reach
+        raise ModelUnavailable(_unreachable(hub_id, f"{missing[0]} is missing here"))
+    return path
+
+
+def has_all_weights(folder: Path) -> bool:
+    return next(folder.glob("*.safetensors"), None) is not None and not missing_weights(folder)
 
 
 def layer_count(folder: Path) -> int:
@@ -176,11 +187,7 @@ def _commit_in_cache(hub_id: str) -> str | None:
     return Path(config).parent.name if isinstance(config, str) else None
 
 
-def _not_here(hub_id: str) -> Path:
-    raise ModelUnavailable(f"The hub model {hub_id} is not here. Fetch it: manage.py fetch_model {hub_id}")
-
-
-def _unreachable(hub_id: str, error: Exception) -> str:
+def _unreachable(hub_id: str, error: Exception | str) -> str:
     reason = str(error).strip().splitlines()
     return (
         f"{hub_id} cannot be fetched, because the model hub cannot be reached "

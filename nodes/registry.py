@@ -17,7 +17,7 @@ from nodes.errors import MeshnetError
 from nodes.mesh_file import FILE_NAME, MeshFile
 
 
-class NoMesh(MeshnetError):  # noqa: N818  # as the whole tree is named
+class NoMesh(MeshnetError):  # as the whole tree is named
     """No mesh is known here."""
 
     code = "no_mesh"
@@ -44,9 +44,7 @@ def _from_settings() -> tuple[list[str], str] | None:
     if not settings.MESHNET_NODES:
         return None
     if not settings.MESHNET_SECRET:
-        raise NoMesh(
-            "MESHNET_NODES is set but MESHNET_SECRET is not: set the secret that the nodes were given."
-        )
+        raise NoMesh("MESHNET_NODES is set but MESHNET_SECRET is not: set the secret that the nodes were given.")
     return settings.MESHNET_NODES, settings.MESHNET_SECRET
 
 
@@ -57,9 +55,7 @@ def _from_file() -> tuple[list[str], str]:
     except ValueError as error:
         raise NoMesh(f"{error} Start the mesh anew, or set MESHNET_NODES and MESHNET_SECRET.") from None
     except OSError as error:
-        raise NoMesh(
-            f"{path} cannot be read: {error.strerror}. It belongs to whoever started the mesh."
-        ) from None
+        raise NoMesh(f"{path} cannot be read: {error.strerror}. It belongs to whoever started the mesh.") from None
     if mesh is None:
         raise NoMesh(
             f"No mesh is running here: MESHNET_NODES is not set and there is no {path}. Start a local mesh "

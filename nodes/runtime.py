@@ -70,9 +70,7 @@ class NodeRuntime:
         self._decode_text = decode_text or (lambda token_id: "")
         self._draining = threading.Event()
         self._stopped = threading.Event()
-        self._sweeper = threading.Thread(
-            target=self._sweep, args=(sweep_seconds,), name="meshnet-sweeper", daemon=True
-        )
+        self._sweeper = threading.Thread(target=self._sweep, args=(sweep_seconds,), name="meshnet-sweeper", daemon=True)
         self._sweeper.start()
 
     # -- steps
@@ -329,11 +327,15 @@ def start_node(
     engine = Engine(threads)
     engine.start()
     try:
-        shard = engine.submit(
-            lambda: ModelShard.load(
-                folder, layers, dtype=framing.DTYPES[dtype], device=device, context_length=context_length
+        shard = (
+            engine.submit(
+                lambda: ModelShard.load(
+                    folder, layers, dtype=framing.DTYPES[dtype], device=device, context_length=context_length
+                )
             )
-        ).result().value
+            .result()
+            .value
+        )
         verdict = engine.submit(lambda: proof.prove(shard)).result().value
         decode_text = _token_text(folder) if shard.is_tail else None
     except BaseException:

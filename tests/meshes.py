@@ -69,4 +69,3 @@ class LocalMesh:
 
 def local_clients(nodes: list[NodeRuntime]) -> list[NodeClient]:
     return [LocalNodeClient(node, f"local:{index}") for index, node in enumerate(nodes)]
-

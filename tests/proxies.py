@@ -38,11 +38,25 @@ class Proxy:
     exchanges: list[Exchange] = field(default_factory=list)
     spoil: dict[int, Spoil] = field(default_factory=dict)
     port: int = 0
+    delay: Callable[[], object] = lambda: None
+    _open: threading.Event = field(default_factory=threading.Event)
     _steps: int = 0
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def __post_init__(self) -> None:
+        self._open.set()
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Inside, answers to steps are held back: generations stand still in the middle of their text."""
+        self._open.clear()
+        try:
+            yield
+        finally:
+            self._open.set()
 
     def steps(self) -> list[Exchange]:
         return [exchange for exchange in self.exchanges if exchange.path == "/forward"]
@@ -56,6 +70,8 @@ class Proxy:
                 self.exchanges.append(Exchange(request, answer))
                 if self.exchanges[-1].path == "/forward":
                     self._steps += 1
+                    self.delay()
+                    assert self._open.wait(60), "an answer was held for too long"
                     spoil = self.spoil.pop(self._steps, None)
                     answer = spoil(answer) if spoil else answer
                     if answer is None:

@@ -72,13 +72,6 @@ class UnsupportedBody(RequestRefused):
     http_status = 415
 
 
-class Cancelled(mesh.MeshnetError):
-    """The generation was cancelled before it had ended."""
-
-    code = "cancelled"
-    http_status = 503
-
-
 class Problem:
     """What is said to the client: `status`, the JSON of `body`, and `headers`.
 

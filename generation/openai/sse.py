@@ -9,8 +9,9 @@ from typing import Any
 from django.http import HttpRequest
 
 from generation.answer import Answer, Finished, TextDelta
+from generation.errors import Cancelled
 from generation.openai import responses
-from generation.openai.errors import Cancelled, Problem, report
+from generation.openai.errors import Problem, report
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"

@@ -23,12 +23,12 @@ from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from generation.errors import ModelNotFound
+from generation.errors import Cancelled, ModelNotFound
 from generation.openai import responses
 from generation.openai.auth import BearerKey
 from generation.openai.body import read_json
 from generation.openai.client_socket import watch
-from generation.openai.errors import CLIENT_GONE, Cancelled, Problem, report
+from generation.openai.errors import CLIENT_GONE, Problem, report
 from nodes.errors import NotReady
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ class ChatCompletions(OpenAIView):
 
         key: Any = request.auth  # the APIKey that BearerKey found
         call = read_chat(read_json(request._request))
-        answer = answers.start(head_runtime(), call.request, api_key=key, streamed=call.stream)
+        client_gone = watch(request.META)
+        answer = answers.start(head_runtime(), call.request, api_key=key, streamed=call.stream, client_gone=client_gone)
         if not connection.in_atomic_block:
             connection.close()  # what follows takes long and needs no database (case F06)
-        client_gone = watch(request.META)
         if not call.stream:
             return send_whole(answer, client_gone, request._request)
 

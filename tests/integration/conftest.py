@@ -13,15 +13,20 @@ import pytest
 
 from tests import processes
 from tests.processes import Served
+from tests.proxies import Proxy, proxy_to
 
 
 @dataclass
 class ToyMesh:
+    """`urls` are the nodes as the head knows them: the first stands behind `proxy`, which can hold steps back."""
+
     head: Served
     nodes: list[Served]
     api_key: str
     model: Path
     client: openai.OpenAI
+    proxy: Proxy
+    urls: list[str]
 
     def sessions(self) -> list[dict[str, Any]]:
         """`/sessions` of every node, in layer order."""
@@ -53,8 +58,9 @@ def toy_mesh(toy_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPat
         processes.node(folder / "one", model, "0:2"),
         processes.node(folder / "two", model, "2:4"),
     ]
-    head = processes.head(folder / "head", model, [node.url for node in nodes])
-    with processes.serving(*nodes):
+    with processes.serving(*nodes), proxy_to(nodes[0].port) as proxy:
+        urls = [proxy.url, nodes[1].url]
+        head = processes.head(folder / "head", model, urls)
         key = processes.prepare_head(head)
         with processes.serving(head), openai.OpenAI(base_url=f"{head.url}/v1", api_key=key) as client:
-            yield ToyMesh(head, nodes, key, model, client)
+            yield ToyMesh(head, nodes, key, model, client, proxy, urls)

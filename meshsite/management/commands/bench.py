@@ -52,7 +52,7 @@ class Command(BaseCommand):
             yield list(found.nodes), found.mesh_secret
             return
         self.stdout.write("No mesh is running: starting one …")
-        process = subprocess.Popen(  # noqa: S603  # this project's own command
+        process = subprocess.Popen(  # this project's own command
             [sys.executable, "manage.py", "mesh", "--json"], cwd=settings.BASE_DIR, stdout=subprocess.PIPE, text=True
         )
         try:

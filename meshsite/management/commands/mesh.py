@@ -39,7 +39,7 @@ WATCH_SECONDS = 0.5
 QUESTION = "What is the capital of France?"
 
 
-class Stopped(Exception):  # noqa: N818  # reads as what happened
+class Stopped(Exception):  # reads as what happened
     """A stop was asked for before the mesh was ready."""
 
 

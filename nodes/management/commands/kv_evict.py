@@ -50,9 +50,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--node", action="append", default=[], metavar="URL", help="Only on this node; may be repeated."
         )
-        parser.add_argument(
-            "--dry-run", action="store_true", help="Say what would be evicted, and evict nothing."
-        )
+        parser.add_argument("--dry-run", action="store_true", help="Say what would be evicted, and evict nothing.")
         parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
 
     def handle(self, *args: Any, **options: Any) -> None:

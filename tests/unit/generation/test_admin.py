@@ -29,9 +29,7 @@ def sign_in() -> SignIn:
 
     def sign_in(*rights: str, superuser: bool = False) -> Client:
         user = User.objects.create_user("operator", is_staff=True, is_superuser=superuser)
-        wanted = Permission.objects.filter(
-            codename__in=rights, content_type__app_label__in=["generation", "nodes"]
-        )
+        wanted = Permission.objects.filter(codename__in=rights, content_type__app_label__in=["generation", "nodes"])
         user.user_permissions.set(wanted)
         client = Client()
         client.force_login(user)

@@ -189,13 +189,9 @@ def test_repairs_are_counted_between_tokens_not_over_the_whole_text(mesh: Mesh, 
 
 
 @pytest.mark.parametrize("node", [0, 1, 2])
-def test_a_node_that_does_not_cache_makes_the_whole_chain_stateless(
-    mesh: Mesh, expected: list[int], node: int
-) -> None:
+def test_a_node_that_does_not_cache_makes_the_whole_chain_stateless(mesh: Mesh, expected: list[int], node: int) -> None:
     def old(client: FaultyClient, headers: StepHeaders, payload: Payload) -> StepAnswer:
-        return client.plain(
-            StepHeaders(start_layer=headers.start_layer, end_layer=headers.end_layer), payload
-        )
+        return client.plain(StepHeaders(start_layer=headers.start_layer, end_layer=headers.end_layer), payload)
 
     mesh.clients[node].always = old
     ids, progress = mesh.run()
@@ -206,9 +202,7 @@ def test_a_node_that_does_not_cache_makes_the_whole_chain_stateless(
 
 def test_a_tail_that_sends_text_only_is_tokenised(mesh: Mesh, expected: list[int]) -> None:
     def old_tail(client: FaultyClient, headers: StepHeaders, payload: Payload) -> StepAnswer:
-        answer = client.plain(
-            StepHeaders(start_layer=headers.start_layer, end_layer=headers.end_layer), payload
-        )
+        answer = client.plain(StepHeaders(start_layer=headers.start_layer, end_layer=headers.end_layer), payload)
         return StepAnswer(text=f"<{answer.token_id}>")
 
     mesh.clients[2].always = old_tail
@@ -274,9 +268,7 @@ def test_seeded_sampling_survives_an_eviction(mesh: Mesh) -> None:
     assert other != undisturbed
 
 
-def test_a_full_node_is_waited_for_and_slots_elsewhere_are_given_back(
-    toy_folder: Any, expected: list[int]
-) -> None:
+def test_a_full_node_is_waited_for_and_slots_elsewhere_are_given_back(toy_folder: Any, expected: list[int]) -> None:
     with running_nodes(toy_folder("llama"), ranges(0, 2, 4), limits=StoreLimits(max_sessions=1)) as nodes:
         mesh = Mesh(toy_folder("llama"), nodes)
         other = "o" * 22

@@ -57,9 +57,7 @@ def keeper_of(boot_id: str, clock: WallClock, *snapshots: NodeSnapshot) -> Keepe
 
 
 def running(owner: str, session: str = "s" * 32, **fields: Any) -> Generation:
-    return Generation.objects.create(
-        session_id=session, owner=owner, model_name="toy", started_at=START, **fields
-    )
+    return Generation.objects.create(session_id=session, owner=owner, model_name="toy", started_at=START, **fields)
 
 
 def test_the_first_tick_registers_the_worker_and_the_next_ones_only_move_its_sign_of_life(

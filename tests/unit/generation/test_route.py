@@ -11,9 +11,7 @@ from generation.route import RouteNode, plan
 from nodes.layers import LayerRange
 
 
-def node(
-    url: str, start: int, end: int, *, fingerprint: str = "m", dtype: str = "float32", n: int = 8
-) -> RouteNode:
+def node(url: str, start: int, end: int, *, fingerprint: str = "m", dtype: str = "float32", n: int = 8) -> RouteNode:
     return RouteNode(url, fingerprint, dtype, LayerRange(start, end), n)
 
 
@@ -88,11 +86,7 @@ def shortest(nodes: list[RouteNode]) -> int:
     reached, steps = {0}, 0
     while 8 not in reached:
         reached |= {
-            end
-            for one in nodes
-            for at in reached
-            if at in one.layers
-            for end in range(at + 1, one.layers.end + 1)
+            end for one in nodes for at in reached if at in one.layers for end in range(at + 1, one.layers.end + 1)
         }
         steps += 1
     return steps

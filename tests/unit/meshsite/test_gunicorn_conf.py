@@ -97,11 +97,13 @@ class Runtime:
 
 
 @pytest.fixture
-def worker(settings: Any) -> Iterator[Any]:
+def worker(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    # The suite itself must not end with whoever started it.
+    monkeypatch.setattr(gunicorn_conf, "follow_parent", lambda parent, sig: lambda: None)
     settings.ROLE, settings.SERVES_HEAD = "node", False
     settings.ROOT_URLCONF = "meshsite.urls_node"
     former = signal.getsignal(signal.SIGTERM)
-    worker = SimpleNamespace(log=Log(), notified=0, left=[])
+    worker = SimpleNamespace(log=Log(), ppid=os.getppid(), left=[])
     worker.notify = lambda: None
     worker.handle_exit = lambda sig, frame: worker.left.append(sig)
     yield worker
@@ -155,7 +157,9 @@ def test_a_crash_while_loading_is_logged_and_code_4(worker: Any, monkeypatch: py
     assert worker.log.lines == ["The worker could not load: RuntimeError: a bug"]
 
 
-def test_what_was_loaded_before_a_refusal_is_stopped(worker: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_loaded_before_a_refusal_is_stopped(
+    worker: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import generation.runtime
 
     def refuse() -> None:

@@ -67,7 +67,7 @@ def test_a_secret_can_come_from_a_file_without_its_line_end(monkeypatch: pytest.
 
 def test_a_secret_file_that_is_not_there_stops_with_the_options_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHNET_SECRET_FILE", "/nowhere/secret")
-    with pytest.raises(ImproperlyConfigured, match="^MESHNET_SECRET"):
+    with pytest.raises(ImproperlyConfigured, match=r"^MESHNET_SECRET"):
         read_options()
 
 

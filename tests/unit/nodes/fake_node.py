@@ -134,9 +134,7 @@ class FakeNode:
                     return
                 given = self.headers.get("Authorization", "").removeprefix("Bearer ")
                 if not hmac.compare_digest(given, node.secret):
-                    self._send(
-                        401, {"error": "unauthorized", "detail": "The mesh secret is missing or wrong."}
-                    )
+                    self._send(401, {"error": "unauthorized", "detail": "The mesh secret is missing or wrong."})
                 elif self.path in node.broken:
                     self._send(200, node.broken[self.path])
                 elif self.path == "/status":

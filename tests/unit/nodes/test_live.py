@@ -37,9 +37,7 @@ class Stub:
         return answer() if callable(answer) else answer
 
 
-def test_snapshots_stand_in_the_order_of_the_clients(
-    front: FakeNode, back: FakeNode, clients: Connect
-) -> None:
+def test_snapshots_stand_in_the_order_of_the_clients(front: FakeNode, back: FakeNode, clients: Connect) -> None:
     front.hold(A)
     snapshots = live.fetch(clients(back, front))
     assert [snapshot.url for snapshot in snapshots] == [back.url, front.url]
@@ -55,9 +53,7 @@ def test_a_draining_node_is_seen_as_draining(front: FakeNode, clients: Connect) 
     assert live.fetch(clients(front))[0].state == "draining"
 
 
-def test_a_dead_node_is_unreachable_and_named_in_its_error(
-    front: FakeNode, dead: str, clients: Connect
-) -> None:
+def test_a_dead_node_is_unreachable_and_named_in_its_error(front: FakeNode, dead: str, clients: Connect) -> None:
     gone, well = live.fetch(clients(dead, front))
     assert (gone.state, gone.status, gone.sessions) == ("unreachable", None, None)
     assert gone.error is not None and gone.error.startswith(f"{dead} cannot be reached: ")
@@ -66,9 +62,7 @@ def test_a_dead_node_is_unreachable_and_named_in_its_error(
     assert well.error is None
 
 
-def test_a_hanging_node_costs_no_more_than_the_deadline(
-    front: FakeNode, make_node: MakeNode, clients: Connect
-) -> None:
+def test_a_hanging_node_costs_no_more_than_the_deadline(front: FakeNode, make_node: MakeNode, clients: Connect) -> None:
     hanging = make_node(hanging=True)
     begun = monotonic()
     silent, well = live.fetch(clients(hanging, front), deadline=0.5)
@@ -91,9 +85,7 @@ def test_many_hanging_nodes_cost_one_deadline_together() -> None:
 
 def test_what_was_heard_before_the_deadline_is_kept() -> None:
     release = threading.Event()
-    snapshot = live.fetch(
-        [Stub("http://n", {"state": "ready", "layers": "3:7"}, release.wait)], deadline=0.2
-    )[0]
+    snapshot = live.fetch([Stub("http://n", {"state": "ready", "layers": "3:7"}, release.wait)], deadline=0.2)[0]
     release.set()
     assert (snapshot.state, snapshot.layers, snapshot.sessions) == ("ready", "3:7", None)
     assert snapshot.error == "http://n did not answer within 0.2 s."
@@ -171,9 +163,7 @@ def test_sessions_are_grouped_over_the_nodes_with_the_oldest_first(
     assert [snapshot.url for snapshot, _ in held[A]] == [front.url, back.url]
 
 
-def test_sessions_are_evicted_on_every_node_that_holds_them(
-    front: FakeNode, back: FakeNode, clients: Connect
-) -> None:
+def test_sessions_are_evicted_on_every_node_that_holds_them(front: FakeNode, back: FakeNode, clients: Connect) -> None:
     front.hold(A)
     front.hold(B)
     back.hold(A)
@@ -195,9 +185,7 @@ def test_idle_and_all_choose_on_the_node(front: FakeNode, clients: Connect) -> N
 def test_an_eviction_can_be_for_one_node(front: FakeNode, back: FakeNode, clients: Connect) -> None:
     front.hold(A)
     back.hold(A)
-    assert [result.url for result in live.evict(clients(front, back), everything=True, node=back.url)] == [
-        back.url
-    ]
+    assert [result.url for result in live.evict(clients(front, back), everything=True, node=back.url)] == [back.url]
     assert (list(front.sessions), list(back.sessions)) == ([A], [])
 
 
@@ -214,9 +202,7 @@ def test_an_eviction_does_what_can_be_done_and_names_the_rest(
     assert (well.evicted, well.error) == ([A], None)
 
 
-@pytest.mark.parametrize(
-    "selection", [{}, {"ids": [A], "everything": True}, {"ids": [], "idle_longer_than": 1.0}]
-)
+@pytest.mark.parametrize("selection", [{}, {"ids": [A], "everything": True}, {"ids": [], "idle_longer_than": 1.0}])
 def test_an_eviction_needs_exactly_one_selection(selection: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         live.evict([], **selection)
@@ -245,7 +231,5 @@ def test_nodes_are_chosen_by_url_with_or_without_a_slash() -> None:
     one, two = Stub("http://one"), Stub("http://two")
     assert live.choose([one, two], []) == [one, two]
     assert live.choose([one, two], ["http://two/", "http://one"]) == [one, two]
-    with pytest.raises(
-        NotFound, match="http://three is not a node of this mesh; its nodes: http://one, http://two"
-    ):
+    with pytest.raises(NotFound, match="http://three is not a node of this mesh; its nodes: http://one, http://two"):
         live.choose([one, two], ["http://three"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def test_the_default_models_name_finds_its_folder_in_var(var: Path) -> None:
 
 
 def test_a_missing_default_model_says_how_to_fetch_it(var: Path) -> None:
-    with pytest.raises(ModelUnavailable, match="manage.py fetch_model"):
+    with pytest.raises(ModelUnavailable, match=r"manage.py fetch_model"):
         find_model(DEFAULT_MODEL, var)
 
 
@@ -111,6 +112,7 @@ class Hub:
         self.snapshot = tmp_path / "cache" / "snapshots" / COMMIT
         self.cached = False
         self.error: Exception | None = None
+        self.brings: list[str] = []
         self.downloads: list[dict[str, Any]] = []
 
     def snapshot_download(self, hub_id: str, *, local_files_only: bool = False, **options: Any) -> str:
@@ -123,6 +125,8 @@ class Hub:
             raise self.error
         if not self.snapshot.exists():
             make_folder(self.snapshot)
+        for name in self.brings:
+            (self.snapshot / name).write_bytes(b"weights")
         return str(self.snapshot)
 
 
@@ -157,17 +161,41 @@ def test_a_local_copy_is_used_without_asking_the_hub(hub: Hub, var: Path) -> Non
     assert hub.downloads == []
 
 
-def test_a_local_copy_that_lacks_weights_is_completed_from_the_same_commit(hub: Hub, var: Path) -> None:
-    make_folder(hub.snapshot)
-    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
-    (hub.snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+PART = "model-00001-of-00002.safetensors"
+
+
+def lacks_weights(snapshot: Path) -> None:
+    make_folder(snapshot)
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": PART}}))
+
+
+def has_no_weights(snapshot: Path) -> None:
+    make_folder(snapshot)
+    (snapshot / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("interrupted", [lacks_weights, has_no_weights])
+def test_a_local_copy_that_lacks_weights_is_completed_from_the_same_commit(
+    hub: Hub, var: Path, interrupted: Callable[[Path], None]
+) -> None:
+    interrupted(hub.snapshot)
     hub.cached = True
+    with pytest.raises(ModelUnavailable, match=r"manage.py fetch_model owner/name"):
+        find_model("owner/name", var, download=False)
+    hub.brings = [PART]
     find_model("owner/name", var)
     assert [options["revision"] for options in hub.downloads] == [COMMIT]
 
 
+def test_a_local_copy_that_cannot_be_completed_is_refused(hub: Hub, var: Path) -> None:
+    lacks_weights(hub.snapshot)
+    hub.cached = True
+    with pytest.raises(ModelUnavailable, match=f"cannot be reached \\({PART} is missing here\\)"):
+        find_model("owner/name", var)
+
+
 def test_without_downloads_a_missing_hub_model_says_how_to_fetch_it(hub: Hub, var: Path) -> None:
-    with pytest.raises(ModelUnavailable, match="manage.py fetch_model owner/name"):
+    with pytest.raises(ModelUnavailable, match=r"manage.py fetch_model owner/name"):
         find_model("owner/name", var, download=False)
     assert hub.downloads == []
 

@@ -96,17 +96,13 @@ def test_a_running_head_gives_its_own_clients(settings: Any, head: SimpleNamespa
     assert registry.node_clients() == head.clients
 
 
-def test_a_head_without_nodes_has_none_whatever_the_settings_say(
-    settings: Any, head: SimpleNamespace
-) -> None:
+def test_a_head_without_nodes_has_none_whatever_the_settings_say(settings: Any, head: SimpleNamespace) -> None:
     settings.MESHNET_NODES = ["http://one:1"]
     head.clients = []
     assert registry.node_clients() == []
 
 
-def test_a_provider_without_a_head_leaves_it_to_the_settings(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_provider_without_a_head_leaves_it_to_the_settings(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apps.get_app_config("nodes"), "client_provider", lambda: None)
     settings.MESHNET_NODES = ["http://one:1"]
     settings.MESHNET_SECRET = "secret-of-the-settings"

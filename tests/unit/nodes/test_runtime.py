@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from nodes.errors import BadRequest, ComputeFailed, Draining, KVCacheMiss, MeshnetError, Released, WrongLayers, WrongModel
+from nodes.errors import (
+    BadRequest,
+    ComputeFailed,
+    Draining,
+    KVCacheMiss,
+    MeshnetError,
+    Released,
+    WrongLayers,
+    WrongModel,
+)
 from nodes.framing import Payload
 from nodes.kv_sessions import StoreLimits
 from nodes.layers import LayerRange

@@ -36,7 +36,7 @@ def test_uniform_numbers_are_those_that_the_protocol_defines() -> None:
         0.1931362675114754,
     ]
     values = [uniform(1, 0, position) for position in range(10_000)]
-    assert 0 <= min(values) and max(values) < 1
+    assert min(values) >= 0 and max(values) < 1
     assert sum(values) / len(values) == pytest.approx(0.5, abs=0.02)
 
 

@@ -62,8 +62,17 @@ class FakeHead:
     def ready(self) -> dict[str, Any]:
         return self.state
 
-    def start(self, runtime: Any, request: ChatRequest, *, api_key: APIKey | None, streamed: bool) -> FakeAnswer:
+    def start(
+        self,
+        runtime: Any,
+        request: ChatRequest,
+        *,
+        api_key: APIKey | None,
+        streamed: bool,
+        client_gone: Callable[[], bool],
+    ) -> FakeAnswer:
         assert runtime is self
+        assert client_gone() is False
         self.asked.append({"request": request, "api_key": api_key, "streamed": streamed})
         if request.model != MODEL:
             raise ModelNotFound(f"{request.model} is not served here.", param="model")

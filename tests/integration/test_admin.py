@@ -1,0 +1,98 @@
+"""The admin of a real head, looking at and acting on real nodes, as a browser without JavaScript would."""
+
+from __future__ import annotations
+
+import http.cookiejar
+import re
+import urllib.parse
+import urllib.request
+
+import pytest
+
+from tests import processes
+from tests.integration.conftest import ToyMesh
+from tests.integration.test_chat import LONG, chat, joined
+
+PASSWORD = "a-password-for-tests"
+
+
+class Browser:
+    """Cookies and forms, nothing else."""
+
+    def __init__(self, mesh: ToyMesh) -> None:
+        self._root = mesh.head.url
+        self._opener = urllib.request.build_opener(
+            urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar()),
+            urllib.request.ProxyHandler({}),
+        )
+
+    def get(self, path: str) -> str:
+        with self._opener.open(self._root + path, timeout=20) as answer:
+            return str(answer.read().decode())
+
+    def submit(self, path: str, page: str, **fields: str) -> str:
+        token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page)
+        assert token is not None
+        data = urllib.parse.urlencode({"csrfmiddlewaretoken": token[1], **fields}).encode()
+        with self._opener.open(self._root + path, data=data, timeout=20) as answer:
+            return str(answer.read().decode())
+
+
+@pytest.fixture(scope="module")
+def browser(toy_mesh: ToyMesh) -> Browser:
+    processes.in_django(
+        toy_mesh.head,
+        "from django.contrib.auth.models import User\n"
+        f"User.objects.create_superuser('operator', password='{PASSWORD}')\n",
+    )
+    browser = Browser(toy_mesh)
+    browser.submit("/admin/login/?next=/admin/", browser.get("/admin/login/"), username="operator", password=PASSWORD)
+    return browser
+
+
+def test_an_operator_sees_a_running_session_and_evicts_it_and_the_answer_goes_on(
+    toy_mesh: ToyMesh, browser: Browser
+) -> None:
+    undisturbed = chat(toy_mesh, LONG).choices[0].message.content
+    before = [listing["stats"]["evictions"]["operator"] for listing in toy_mesh.sessions()]
+    stream = chat(toy_mesh, LONG, stream=True)
+    text = [next(stream).choices[0].delta.content or "" for _ in range(3)]
+    with toy_mesh.proxy.holding():
+        page = browser.get("/admin/nodes/kvsession/")
+        assert all(url in page for url in toy_mesh.urls)
+        found = re.search(r'name="session" value="([\w-]+)"', page)
+        assert found is not None, page
+        result = browser.submit("/admin/nodes/kvsession/evict/", page, session=found[1])
+    assert result.count("evicted 1 of 1 selected") == 2
+    text.append(joined(stream))
+    assert "".join(text) == undisturbed
+    after = [listing["stats"]["evictions"]["operator"] for listing in toy_mesh.sessions()]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1]
+    (row,) = [row for row in toy_mesh.rows() if row["session_id"] == found[1]]
+    assert (row["status"], row["cache_misses"], row["prefills"]) == ("done", 1, 2)
+    logged = processes.in_django(
+        toy_mesh.head,
+        "from django.contrib.admin.models import LogEntry\n"
+        f"result = LogEntry.objects.filter(object_id='{found[1]}').count()\n",
+    )
+    assert logged == 1
+
+
+def test_the_node_page_shows_what_the_running_nodes_say(toy_mesh: ToyMesh, browser: Browser) -> None:
+    page = browser.get("/admin/nodes/node/")
+    for url, layers in zip(toy_mesh.urls, ("0:2", "2:4"), strict=True):
+        assert url in page
+        assert layers in page
+    assert "/ 8" in page, "sessions of the cap"
+    assert re.search(r"10\sm", page), "the time to live"
+    assert "released" in page, "evictions by reason"
+
+
+def test_generations_can_be_looked_at_and_filtered_but_not_changed(toy_mesh: ToyMesh, browser: Browser) -> None:
+    chat(toy_mesh, 3)
+    page = browser.get("/admin/generation/generation/?status__exact=done")
+    assert toy_mesh.model.name in page
+    newest = toy_mesh.rows()[0]
+    detail = browser.get(f"/admin/generation/generation/{newest['id']}/change/")
+    assert toy_mesh.urls[0] in detail
+    assert 'name="_save"' not in detail

@@ -1,0 +1,175 @@
+"""Answers over a real sharded toy model in this process, with a real database row."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import DatabaseError
+
+from generation import answer as answers
+from generation.answer import ChatRequest, Finished, TextDelta
+from generation.directory import NodeDirectory
+from generation.errors import Cancelled, ContextLengthExceeded, ModelNotFound, NoRoute, RequestRefused
+from generation.head import LoopSettings
+from generation.models import Generation
+from generation.prompt import Prompter
+from generation.runtime import HeadRuntime
+from nodes.errors import MeshnetError
+from nodes.runtime import NodeRuntime
+from nodes.shard import Embedder
+from tests.meshes import FINGERPRINT, local_clients, ranges, running_nodes
+from tests.processes import wait_until
+from tests.toys import EOS, byte_tokenizer, reference_ids
+
+# The loop's thread writes the row's end over a connection of its own.
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def nodes(toy_folder: Any) -> Iterator[list[NodeRuntime]]:
+    with running_nodes(toy_folder("llama"), ranges(0, 2, 4)) as running:
+        yield running
+
+
+@pytest.fixture
+def head(toy_folder: Any, nodes: list[NodeRuntime]) -> HeadRuntime:
+    return make_head(toy_folder("llama"), nodes)
+
+
+def make_head(folder: Any, nodes: list[NodeRuntime]) -> HeadRuntime:
+    embedder = Embedder.load(folder)
+    return HeadRuntime(
+        "toy",
+        Prompter(byte_tokenizer(), context_length=512, stop_ids=[EOS], default_max_tokens=30),
+        embedder,
+        LoopSettings(FINGERPRINT, "float32", 4),
+        NodeDirectory(local_clients(nodes)),
+    )
+
+
+def request(**options: Any) -> ChatRequest:
+    return ChatRequest(**{"model": "toy", "messages": MESSAGES, "temperature": 0.0, "max_tokens": 20, **options})
+
+
+def start(head: HeadRuntime, **options: Any) -> answers.Answer:
+    return answers.start(head, request(**options), api_key=None, streamed=False)
+
+
+def finish(answer: answers.Answer) -> tuple[str, Finished]:
+    *deltas, end = answer.events()
+    assert isinstance(end, Finished)
+    assert all(isinstance(delta, TextDelta) and delta.text for delta in deltas)
+    return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)), end
+
+
+def test_the_pieces_joined_are_the_text_of_the_whole_model(head: HeadRuntime, toy_reference: Any) -> None:
+    text, end = finish(start(head))
+    ids = reference_ids(toy_reference("llama"), head.prompter.ids(MESSAGES), 20)
+    assert text == byte_tokenizer().decode(ids)
+    assert (end.reason, end.completion_tokens) == ("length", 20)
+    assert end.prompt_tokens == len(head.prompter.ids(MESSAGES))
+
+
+def test_the_row_says_how_it_went(head: HeadRuntime) -> None:
+    finish(start(head))
+    row = Generation.objects.get()
+    assert (row.status, row.finish_reason, row.completion_tokens, row.prefills) == ("done", "length", 20, 1)
+    assert row.owner == head.boot_id
+    assert [hop["start"] for hop in row.route] == [0, 2]
+    assert row.finished_at is not None and row.finished_at >= row.started_at
+
+
+def test_a_cancelled_answer_ends_and_frees_every_node(head: HeadRuntime, nodes: list[NodeRuntime]) -> None:
+    answer = start(head, max_tokens=400)
+    events = answer.events()
+    next(events)
+    answer.cancel()
+    assert not any(isinstance(event, Finished) for event in events)
+    wait_until(lambda: not any(node.sessions()["sessions"] for node in nodes), 5)
+    row = Generation.objects.get()
+    assert row.status == "cancelled"
+    assert 0 < row.completion_tokens < 400
+
+
+def test_a_client_that_goes_while_it_waits_for_a_slot_is_noticed(head: HeadRuntime) -> None:
+    gone = threading.Event()
+    gone.set()
+    with pytest.raises(Cancelled):
+        answers.start(head, request(), api_key=None, streamed=True, client_gone=gone.is_set)
+    assert Generation.objects.get().status == "cancelled"
+
+
+def test_what_cannot_be_served_is_refused_before_anything_is_recorded(head: HeadRuntime) -> None:
+    for error, options in (
+        (ModelNotFound, {"model": "other"}),
+        (ContextLengthExceeded, {"max_tokens": 10_000}),
+        (RequestRefused, {"messages": [{"no": "role"}], "model": "other"}),
+    ):
+        with pytest.raises(error):
+            start(head, **options)
+    assert not Generation.objects.exists()
+
+
+def test_a_mesh_with_a_gap_is_said_before_the_answer_starts(toy_folder: Any, nodes: list[NodeRuntime]) -> None:
+    with pytest.raises(NoRoute):
+        start(make_head(toy_folder("llama"), nodes[:1]))
+    row = Generation.objects.get()
+    assert row.status == "failed"
+    assert row.error.startswith("no_route: ")
+
+
+def test_a_failure_in_the_middle_is_raised_from_the_events_and_recorded(head: HeadRuntime) -> None:
+    answer = start(head, max_tokens=400)
+    events = answer.events()
+    next(events)
+    broken = answer._loop._directory.clients[1]
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError("on purpose")
+
+    broken.forward = fail  # type: ignore[method-assign]
+    with pytest.raises(MeshnetError, match="log"):
+        list(events)
+    assert Generation.objects.get().status == "failed"
+
+
+def test_f05_a_database_that_fails_costs_the_row_and_not_the_answer(
+    head: HeadRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: Any) -> None:
+        raise DatabaseError("on purpose")
+
+    monkeypatch.setattr(Generation.objects, "create", fail)
+    assert finish(start(head))[1].completion_tokens == 20
+    assert not Generation.objects.exists()
+
+
+def test_the_database_is_written_twice_however_long_the_answer(
+    head: HeadRuntime, django_assert_num_queries: Any
+) -> None:
+    for tokens in (5, 100):
+        with django_assert_num_queries(1):
+            # The end is written by the loop's thread, over a connection that this one does not count.
+            answer = start(head, max_tokens=tokens)
+        finish(answer)
+        assert Generation.objects.latest("pk").completion_tokens == tokens
+
+
+def test_a_seed_is_minted_when_none_is_given(head: HeadRuntime) -> None:
+    made = [start(head, temperature=1.0, max_tokens=1) for _ in range(3)]
+    made.append(start(head, temperature=1.0, max_tokens=1, seed=7))
+    for answer in made:
+        finish(answer)
+    assert len({answer.job.sampling.seed for answer in made}) == 4
+    assert made[-1].job.sampling.seed == 7
+
+
+def test_e04_the_answers_id_is_not_the_sessions(head: HeadRuntime) -> None:
+    answer = start(head)
+    assert answer.job.session_id not in answer.id
+    finish(answer)

@@ -10,12 +10,13 @@ PYTHON ?= $(shell for p in python3.11 python3 python; do \
 # More arguments for `make run` and `make test`, such as ARGS="--shards 3" or ARGS="-k cache".
 ARGS ?=
 
-.PHONY: help setup run test lint format
+.PHONY: help setup run test bench lint format
 .NOTPARALLEL:
 
 help:
 	@echo "make run      install, fetch the default model once, start a local mesh (Ctrl-C ends it)"
 	@echo "make test     install, run the whole suite, on the default model too"
+	@echo "make bench    milliseconds per token at a short and at a long text, on the running mesh or one of its own"
 	@echo "make setup    install into $(VENV) only"
 	@echo "make lint     ruff, mypy, Django's checks, missing migrations"
 	@echo "make format   let ruff put the code into its form"
@@ -40,6 +41,9 @@ test: setup
 	@echo "== The model for the tests"
 	@$(PY) manage.py fetch_model "$${MESHNET_REAL_MODEL:-SmolLM2-135M-Instruct}"
 	MESHNET_REAL_MODEL_TESTS=1 $(PY) -m pytest $(ARGS)
+
+bench: setup
+	@$(PY) manage.py bench $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -7,7 +7,6 @@ comments during a long prefill and can notice that the client has gone.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import secrets
@@ -20,23 +19,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from generation.errors import Cancelled, ModelNotFound
 from generation.head import Job, Progress, TokenLoop
 from generation.record import Record
-from generation.text import Detokenizer
-from nodes.errors import MeshnetError
+from nodes.errors import Busy, MeshnetError
 from nodes.sampling import Sampling
 from nodes.wire import mint_session_id
 
 if TYPE_CHECKING:
     from generation.models import APIKey
     from generation.runtime import HeadRuntime
-    from nodes.client import NodeClient
 
 logger = logging.getLogger(__name__)
 
 #: After this much silence the reader gets a Silence event, in seconds.
 SILENCE_SECONDS = 5.0
-
-#: A node that does not answer a release in time frees the session by its TTL.
-RELEASE_SECONDS = 5.0
 
 FinishReason = Literal["stop", "length"]
 
@@ -125,6 +119,7 @@ class Answer:
             runtime.embedder,
             runtime.settings,
             job,
+            line=runtime.line,
             stopped=self._is_stopped,
             admitted=self._admit,
             wait=self._cancelled.wait,
@@ -156,7 +151,7 @@ class Answer:
         """Stops the loop before its next step or piece; its sessions are released. May be called at any time."""
         self._cancelled.set()
 
-    # -- for `start`
+    # -- for `start` and the runtime
 
     def begin(self, record: Record) -> None:
         """Starts the loop and waits until the first piece of the prompt went through every node.
@@ -164,12 +159,21 @@ class Answer:
         Raises the loop's error, or Cancelled when the client went away meanwhile.
         """
         self._record = record
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            busy = Busy(f"No thread could be started: {error}")
+            record.end(self.progress, busy, cancelled=False)
+            raise busy from None
         first = self._events.get()
         if isinstance(first, MeshnetError):
             raise first
         if isinstance(first, _Stopped):
             raise Cancelled()
+
+    def join(self, timeout: float) -> None:
+        """Waits for the loop's end, the written row included."""
+        self._thread.join(timeout)
 
     # -- on the loop's thread
 
@@ -185,29 +189,34 @@ class Answer:
             self._events.put(_Admitted())
 
     def _run(self) -> None:
-        outcome: MeshnetError | None = None
+        end: Finished | _Stopped | MeshnetError = MeshnetError()
+        try:
+            end = self._outcome()
+        finally:
+            # First of all: nothing that follows may keep whoever reads from learning of the end.
+            self._events.put(end)
+            try:
+                self._runtime.release(self.progress.touched, self.job.session_id)
+                error = end if isinstance(end, MeshnetError) else None
+                self._record.end(self.progress, error, cancelled=self._cancelled.is_set())
+            finally:
+                self._runtime.forget(self)
+
+    def _outcome(self) -> Finished | _Stopped | MeshnetError:
         try:
             self._speak()
         except MeshnetError as error:
-            outcome = error
+            return error
         except Exception:
             logger.exception("A generation failed.")
-            outcome = MeshnetError("The generation failed inside the head; its log says why.")
-        release(self._runtime, self.progress.touched, self.job.session_id)
-        try:
-            self._record.end(self.progress, outcome, cancelled=self._cancelled.is_set())
-        finally:
-            # Whatever became of the row, whoever reads must learn of the end.
-            self._events.put(outcome or self._ending())
-
-    def _ending(self) -> Finished | _Stopped:
+            return MeshnetError("The generation failed inside the head; its log says why.")
         if not self.progress.finish_reason:
             return _Stopped()
         reason: FinishReason = "length" if self.progress.finish_reason == "length" else "stop"
         return Finished(reason, self.prompt_tokens, self.progress.completion_tokens)
 
     def _speak(self) -> None:
-        text = Detokenizer(self._runtime.prompter.decode)
+        text = self._runtime.prompter.detokenizer()
         for token_id in self._loop.tokens():
             self._say(text.push(token_id))
         self._say(text.flush())
@@ -228,7 +237,8 @@ def start(
     """Validates, plans, records and admits a generation. Returns once status 200 can be promised.
 
     `client_gone` is asked from the loop's thread between steps; once true, the generation is cancelled. Raises
-    ModelNotFound, RequestRefused, ContextLengthExceeded (nothing was done), NoRoute, Busy, GaveUp or Cancelled.
+    ModelNotFound, RequestRefused, ContextLengthExceeded (nothing was done), NoRoute, Busy, Draining, GaveUp or
+    Cancelled.
     """
     if request.model not in runtime.models():
         raise ModelNotFound(
@@ -238,18 +248,11 @@ def start(
     prompt_ids = runtime.prompter.ids(request.messages)
     budget = runtime.prompter.budget(len(prompt_ids), request.max_tokens)
     answer = Answer(runtime, request, prompt_ids, budget, client_gone)
-    record = Record.begin(runtime, answer.job, api_key=api_key, streamed=streamed)
-    answer.begin(record)
+    runtime.admit(answer)
+    try:
+        answer.begin(Record.begin(runtime, answer.job, api_key=api_key, streamed=streamed))
+    except BaseException:
+        answer.cancel()
+        runtime.forget(answer)
+        raise
     return answer
-
-
-def release(runtime: HeadRuntime, urls: set[str], session_id: str) -> None:
-    """Ends a session on every node it touched: best effort, in the background, never delaying an answer."""
-
-    def run(client: NodeClient) -> None:
-        with contextlib.suppress(MeshnetError):
-            client.release(session_id, timeout=RELEASE_SECONDS)
-
-    for url in urls:
-        client = runtime.directory.client(url)
-        threading.Thread(target=run, args=(client,), name=f"meshnet-release {url}", daemon=True).start()

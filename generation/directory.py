@@ -41,7 +41,7 @@ class NodeDirectory:
         asked_at = self._clock()
         with self._lock:
             if self._fetched_at < (asked_at if fresh else asked_at - FRESH_SECONDS):
-                self._snapshots = live.fetch(self.clients)
+                self._snapshots = live.fetch(self.clients, sessions=False)
                 self._fetched_at = self._clock()
             return self._snapshots
 
@@ -60,4 +60,4 @@ class NodeDirectory:
 
     def suspects(self) -> set[str]:
         now = self._clock()
-        return {url for url, until in self._suspects.items() if until > now}
+        return {url for url, until in list(self._suspects.items()) if until > now}

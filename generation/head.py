@@ -12,13 +12,15 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from generation.directory import NodeDirectory
-from generation.errors import GaveUp
-from generation.route import Hop, Route, plan
+from generation.errors import GaveUp, NoRoute
+from generation.route import Hop, Route, RouteNode, plan
+from generation.waiting_line import WaitingLine
 from nodes.client import StepAnswer
 from nodes.errors import (
     Busy,
@@ -29,6 +31,7 @@ from nodes.errors import (
     NodeProtocolError,
     NodeUnreachable,
     NotReady,
+    Released,
     WrongLayers,
     WrongModel,
 )
@@ -41,12 +44,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: How often those who stand in line look whether it is their turn.
+LINE_SECONDS = 0.1
+#: How long the first in line leaves the nodes alone, whatever they suggest.
+LONGEST_PAUSE_SECONDS = 2.0
+#: A node that does not take a slot back in time frees it by itself, once the session is no longer active.
+GIVE_BACK_SECONDS = 5.0
 #: Re-prefills in a row without a new token before the generation is given up.
 MAX_REPAIRS = 3
 #: Faults that another plan may repair; the node that raised one is avoided for a while.
 _NODE_FAULTS = (NodeUnreachable, NodeProtocolError, ComputeFailed)
 #: Faults of the plan: the node is well, but not (any more) what the route took it for.
-_ROUTE_FAULTS = (Draining, NotReady, WrongModel, WrongLayers)
+_ROUTE_FAULTS = (Draining, NotReady, WrongModel, WrongLayers, Released)
 
 
 class Embeds(Protocol):
@@ -62,6 +71,8 @@ class LoopSettings:
     fingerprint: str
     dtype: str
     n_layers: int
+    vocab_size: int
+    context_length: int
     piece_tokens: int = 512
     step_timeout: float = 60.0
     busy_wait: float = 30.0
@@ -122,6 +133,7 @@ class TokenLoop:
         settings: LoopSettings,
         job: Job,
         *,
+        line: WaitingLine | None = None,
         stopped: Callable[[], bool] = lambda: False,
         admitted: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -132,6 +144,7 @@ class TokenLoop:
         self._embedder = embedder
         self._settings = settings
         self._job = job
+        self._line = WaitingLine() if line is None else line
         self._stopped = stopped
         self._admitted = admitted
         self._clock = clock
@@ -149,21 +162,30 @@ class TokenLoop:
         Raises NoRoute, Busy (no slot in time) or GaveUp. The session is still held when it returns or raises:
         the caller releases it on the nodes of `progress.touched`.
         """
+        try:
+            yield from self._tokens()
+        finally:
+            self._line.leave(self)
+
+    def _tokens(self) -> Iterator[int]:
         job, progress = self._job, self.progress
         text = list(job.prompt_ids)
         repairs = 0
         must_prefill = True
-        busy_until: float | None = None
+        give_up_at: float | None = None
+        if len(self._line):
+            give_up_at = self._clock() + self._settings.busy_wait
+            self._wait_for_turn(Busy(), give_up_at)  # others came first
         while not self._stopped():
             try:
                 new = self._prefill(text) if must_prefill or not progress.cached else self._decode(text)
-            except Busy as error:
-                # Somebody else's generations hold every slot: give back what was got elsewhere and wait for a turn.
-                busy_until = busy_until or self._clock() + self._settings.busy_wait
-                if self._clock() >= busy_until:
+            except (Busy, NoRoute) as error:
+                # Either somebody else's generations hold every slot, or, in the middle of an answer, layers are gone
+                # for a moment. What was got elsewhere is given back for the time of the wait.
+                if isinstance(error, NoRoute) and not progress.completion_tokens:
                     raise
-                self._give_back()
-                self._wait((error.retry_after or 1) * self._rng.uniform(0.5, 1.0))
+                give_up_at = give_up_at or self._clock() + self._settings.busy_wait
+                self._wait_for_turn(error, give_up_at)
                 must_prefill = True
                 continue
             except _Uncached:
@@ -181,7 +203,7 @@ class TokenLoop:
                 continue
             if new is None:
                 return  # stopped between two pieces of the prompt
-            repairs, must_prefill, busy_until = 0, False, None
+            repairs, must_prefill, give_up_at = 0, False, None
             for token_id in new:
                 if token_id in job.stop_ids:
                     progress.finish_reason = "stop"
@@ -203,39 +225,49 @@ class TokenLoop:
         route = self.progress.route or self._plan()
         self.progress.prefills += 1
         size = self._settings.piece_tokens if self.progress.cached else len(text)
-        answer = None
+        new: list[int] = []
         for start in range(0, len(text), size):
             if start and self._stopped():
                 return None
             piece = text[start : start + size]
             last = start + size >= len(text)
-            answer = self._pass(route, piece, past_len=start, fresh=start == 0, want_token=last)
+            new = self._pass(route, piece, past_len=start, fresh=start == 0, want_token=last)
+            self._line.leave(self)  # the slots are taken: the next in line may ask
             self._admitted()
-        return self._new_tokens(answer)
+        return new
 
     def _decode(self, text: list[int]) -> list[int]:
         """The newest token alone through the route."""
         route = self.progress.route or self._plan()
-        return self._new_tokens(self._pass(route, text[-1:], past_len=len(text) - 1, fresh=False, want_token=True))
+        return self._pass(route, text[-1:], past_len=len(text) - 1, fresh=False, want_token=True)
 
-    def _pass(self, route: Route, ids: list[int], *, past_len: int, fresh: bool, want_token: bool) -> StepAnswer:
+    def _pass(self, route: Route, ids: list[int], *, past_len: int, fresh: bool, want_token: bool) -> list[int]:
+        """Tokens through every hop; the new ids (none when none is wanted)."""
         hidden = self._embedder.embed(ids)
-        answer = StepAnswer()
-        for hop in route.hops:
-            answer = self._hop(hop, route, hidden, past_len=past_len, fresh=fresh, want_token=want_token)
-            if hop is not route.hops[-1]:
+        *inner, tail = route.hops
+        for hop in inner:
+            headers = self._headers(hop, route, past_len, fresh)
+            with self._blaming(hop):
+                answer = self._step(hop, headers, Payload(hidden))
                 if answer.hidden is None or answer.hidden.shape != hidden.shape:
                     raise NodeProtocolError(f"{hop.url} did not answer hidden states of the shape it was sent.")
-                hidden = answer.hidden
-        if answer.hidden is not None:
-            raise NodeProtocolError(f"{route.hops[-1].url} answered hidden states instead of a token.")
-        return answer
+                self._check_acknowledgement(hop, answer, past_len + len(ids))
+            hidden = answer.hidden
+        headers = self._headers(tail, route, past_len, fresh)
+        with self._blaming(tail):
+            answer = self._step(tail, headers, Payload(hidden, sampling=self._sampling(want_token)))
+            if answer.hidden is not None:
+                raise NodeProtocolError(f"{tail.url} answered hidden states instead of a token.")
+            self._check_acknowledgement(tail, answer, past_len + len(ids))
+            return self._new_tokens(tail, answer) if want_token else []
 
-    def _hop(
-        self, hop: Hop, route: Route, hidden: torch.Tensor, *, past_len: int, fresh: bool, want_token: bool
-    ) -> StepAnswer:
+    def _step(self, hop: Hop, headers: StepHeaders, payload: Payload) -> StepAnswer:
+        self.progress.touched.add(hop.url)
+        return self._directory.client(hop.url).forward(headers, payload, timeout=self._settings.step_timeout)
+
+    def _headers(self, hop: Hop, route: Route, past_len: int, fresh: bool) -> StepHeaders:
         cached = self.progress.cached
-        headers = StepHeaders(
+        return StepHeaders(
             session=self._job.session_id if cached else None,
             cache=("prefill" if fresh else "decode") if cached else None,
             past_len=past_len if cached and not fresh else None,
@@ -243,27 +275,27 @@ class TokenLoop:
             end_layer=hop.layers.end,
             model=route.fingerprint,
         )
-        is_last = hop is route.hops[-1]
-        sampling = self._sampling(want_token) if is_last else None
-        self.progress.touched.add(hop.url)
+
+    @contextmanager
+    def _blaming(self, hop: Hop) -> Iterator[None]:
+        """Notes on an error which node it is about."""
         try:
-            answer = self._directory.client(hop.url).forward(
-                headers, Payload(hidden, sampling=sampling), timeout=self._settings.step_timeout
-            )
-        except _NODE_FAULTS:
-            self._directory.suspect(hop.url)
+            yield
+        except MeshnetError as error:
+            error.node = hop.url
             raise
-        if cached:
-            # The acknowledgement is the capability check: a node that does not send it has cached nothing, and a
-            # decode to it would be silent nonsense.
-            if answer.past_len is None:
-                logger.warning("%s does not cache; the generation goes on without a cache.", hop.url)
-                raise _Uncached()
-            if answer.past_len != past_len + hidden.shape[1]:
-                raise NodeProtocolError(
-                    f"{hop.url} holds {answer.past_len} tokens where {past_len + hidden.shape[1]} were sent."
-                )
-        return answer
+
+    def _check_acknowledgement(self, hop: Hop, answer: StepAnswer, tokens: int) -> None:
+        """The acknowledgement is the capability check: a node that does not send it has cached nothing, and a decode
+        to it would be silent nonsense.
+        """
+        if not self.progress.cached:
+            return
+        if answer.past_len is None:
+            logger.warning("%s does not cache; the generation goes on without a cache.", hop.url)
+            raise _Uncached()
+        if answer.past_len != tokens:
+            raise NodeProtocolError(f"{hop.url} holds {answer.past_len} tokens where {tokens} were sent.")
 
     def _sampling(self, want_token: bool) -> dict[str, object] | None:
         params = self._job.sampling
@@ -271,13 +303,13 @@ class TokenLoop:
             return {"want_token": False}
         return None if params.temperature == 0 else params.as_json()
 
-    def _new_tokens(self, answer: StepAnswer | None) -> list[int]:
-        if answer is None:
-            raise GaveUp("The text is empty.")
+    def _new_tokens(self, tail: Hop, answer: StepAnswer) -> list[int]:
         if answer.token_id is not None:
+            if not 0 <= answer.token_id < self._settings.vocab_size:
+                raise NodeProtocolError(f"{tail.url} answered a token that the model does not have.")
             return [answer.token_id]
         if answer.has_token_id or self._job.encode is None or answer.text is None:
-            raise NodeProtocolError("The last node answered no token.")
+            raise NodeProtocolError(f"{tail.url} answered no token.")
         # A tail of the old protocol: text only, and an empty text at the end.
         if self.progress.cached:
             raise _Uncached()
@@ -286,33 +318,66 @@ class TokenLoop:
     # -- what changes around the passes
 
     def _plan(self) -> Route:
-        route = plan(
-            self._directory.ready(fresh=self.progress.failovers > 0),
+        fresh = self.progress.failovers > 0
+        try:
+            route = self._plan_on(self._directory.ready(fresh=fresh))
+        except NoRoute:
+            if fresh:
+                raise
+            # What is known may be seconds old, and a node may have come back since.
+            route = self._plan_on(self._directory.ready(fresh=True))
+        self.progress.route = route
+        return route
+
+    def _plan_on(self, nodes: Sequence[RouteNode]) -> Route:
+        return plan(
+            nodes,
             fingerprint=self._settings.fingerprint,
             dtype=self._settings.dtype,
             n_layers=self._settings.n_layers,
+            context_length=self._settings.context_length,
             avoid=self._directory.suspects(),
             prefer=self._rng.choice,
         )
-        self.progress.route = route
-        return route
 
     def _note(self, error: MeshnetError) -> None:
         if isinstance(error, KVCacheMiss):
             self.progress.cache_misses += 1
             logger.info("Cache miss (%s); prefilling again.", error.extra.get("reason"))
             return
+        if isinstance(error, _NODE_FAULTS) and error.node is not None:
+            self._directory.suspect(error.node)
         self.progress.failovers += 1
         self.progress.route = None
         logger.warning("Planning again after: %s", error.detail)
+
+    def _wait_for_turn(self, error: Busy | NoRoute, give_up_at: float) -> None:
+        """Waits until those who came before have their slots, and a while before the nodes are asked again.
+
+        Returns early when stopped; raises the error when the time is over.
+        """
+        if self._clock() >= give_up_at:
+            raise error
+        self._give_back()
+        self._line.enter(self)
+        if self._line.is_first(self):
+            # The first in line asks the nodes again after a pause, with jitter against the lines of other workers.
+            pause = min(error.retry_after or 1, LONGEST_PAUSE_SECONDS) * self._rng.uniform(0.5, 1.0)
+            self._wait(min(pause, give_up_at - self._clock()))
+        while not self._line.is_first(self) and not self._stopped():
+            if self._clock() >= give_up_at:
+                raise error
+            self._wait(LINE_SECONDS)
 
     def _give_back(self) -> None:
         """Frees the session's slots on every node touched so far; the id stays this generation's own."""
         for url in sorted(self.progress.touched):
             try:
-                self._directory.client(url).give_back(self._job.session_id, timeout=self._settings.step_timeout)
+                self._directory.client(url).give_back(self._job.session_id, timeout=GIVE_BACK_SECONDS)
             except MeshnetError as error:
                 logger.info("%s could not be told to free a slot: %s", url, error.detail)
+        self.progress.touched.clear()
+        self.progress.route = None
 
     def _count(self) -> None:
         now = self._clock()

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from generation.errors import ContextLengthExceeded, RequestRefused
+from generation.text import Detokenizer, find_lone_byte
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ class Prompter:
         self.context_length = context_length
         self.stop_ids = frozenset(stop_ids)
         self._default_max_tokens = default_max_tokens
+        self._lone_byte = find_lone_byte(self.decode)
 
     @classmethod
     def load(cls, folder: Path, *, context_length: int, default_max_tokens: int) -> Prompter:
@@ -64,13 +66,17 @@ class Prompter:
             raise ContextLengthExceeded(
                 f"This model's context is {self.context_length} tokens; {prompt_tokens} tokens of prompt{asked} do not "
                 "fit. Shorten the messages or ask for less.",
-                param="messages",
+                param="messages" if left < 1 else "max_tokens",
             )
         return min(self._default_max_tokens, left) if max_tokens is None else max_tokens
 
     def decode(self, ids: list[int]) -> str:
         """Text of ids, special tokens left out."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def detokenizer(self) -> Detokenizer:
+        """The text of one answer as it grows."""
+        return Detokenizer(self.decode, lone_byte=self._lone_byte)
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, nothing added: for the text of a tail that sends no token ids."""

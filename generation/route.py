@@ -19,6 +19,7 @@ class RouteNode:
     dtype: str
     layers: LayerRange
     n_layers: int
+    context_length: int
 
     @classmethod
     def from_status(cls, url: str, status: dict[str, Any]) -> RouteNode | None:
@@ -32,6 +33,7 @@ class RouteNode:
                 dtype=str(status["dtype"]),
                 layers=LayerRange(int(status["start_layer"]), int(status["end_layer"])),
                 n_layers=int(status["n_layers"]),
+                context_length=int(status["context_length"]),
             )
         except (KeyError, TypeError, ValueError):
             return None
@@ -62,15 +64,22 @@ def plan(
     fingerprint: str,
     dtype: str,
     n_layers: int,
+    context_length: int = 0,
     avoid: Collection[str] = (),
     prefer: Callable[[Sequence[RouteNode]], RouteNode] | None = None,
 ) -> Route:
     """The fewest hops through ready nodes of this very model and dtype; overlaps are cut.
 
+    A node that takes shorter texts than `context_length` is left out: it would refuse in the middle of one.
+
     `avoid` are URLs to use only when nothing else covers a layer. `prefer` chooses among nodes that reach equally
     far (default: the first). Raises NoRoute that names the first uncovered layer and what was not usable.
     """
-    usable = [node for node in nodes if (node.fingerprint, node.dtype) == (fingerprint, dtype)]
+    usable = [
+        node
+        for node in nodes
+        if (node.fingerprint, node.dtype) == (fingerprint, dtype) and node.context_length >= context_length
+    ]
     hops: list[Hop] = []
     position = 0
     while position < n_layers:
@@ -93,5 +102,5 @@ def _gap(
     text = f"No ready node holds layers {position}:{next_start} of {n_layers}."
     strangers = len(nodes) - len(usable)
     if strangers:
-        text += f" {strangers} nodes were left out: they serve another model or dtype than {fingerprint}, {dtype}."
+        text += f" {strangers} nodes were left out: not {fingerprint} in {dtype}, or with a shorter context."
     return text

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from generation.directory import NodeDirectory
@@ -11,14 +14,26 @@ from generation.errors import NoRoute
 from generation.head import Embeds, LoopSettings
 from generation.prompt import Prompter
 from generation.route import plan
+from generation.waiting_line import WaitingLine
 from nodes.client import HttpNodeClient, LocalNodeClient, NodeClient
+from nodes.errors import Busy, Draining, MeshnetError
 
 if TYPE_CHECKING:
+    from generation.answer import Answer
     from generation.keeper import Keeper
+
+logger = logging.getLogger(__name__)
+
+
+#: A node that does not answer a release in time frees the session by its TTL.
+RELEASE_SECONDS = 5.0
+#: How long running answers may go on after a stop was asked for, before they are ended with an error. Below the
+#: server's graceful timeout, so that every stream gets its last event.
+DRAIN_SECONDS = 4.0
 
 
 class HeadRuntime:
-    """What one head worker needs to answer. Shared by its threads; immutable but for the directory's own state."""
+    """What one head worker needs to answer, and what it is answering right now. Shared by its threads."""
 
     def __init__(
         self,
@@ -29,6 +44,7 @@ class HeadRuntime:
         directory: NodeDirectory,
         *,
         boot_id: str | None = None,
+        max_answers: int = 56,
     ) -> None:
         self.model = model
         self.prompter = prompter
@@ -37,6 +53,12 @@ class HeadRuntime:
         self.directory = directory
         self.boot_id = boot_id or secrets.token_urlsafe(12)
         self.keeper: Keeper | None = None
+        self.line = WaitingLine()
+        self._max_answers = max_answers
+        self._answers: set[Answer] = set()
+        self._releases: set[threading.Thread] = set()
+        self._draining = False
+        self._lock = threading.Lock()
 
     @property
     def clients(self) -> list[NodeClient]:
@@ -46,22 +68,92 @@ class HeadRuntime:
         """The models that clients may name."""
         return [self.model]
 
-    def ready(self) -> dict[str, Any]:
-        """`ready` tells whether a route through all layers can be planned now; `detail` says what is missing."""
+    def is_ready(self) -> bool:
+        """Whether a route through all layers can be planned now."""
         try:
-            route = plan(
+            plan(
                 self.directory.ready(),
                 fingerprint=self.settings.fingerprint,
                 dtype=self.settings.dtype,
                 n_layers=self.settings.n_layers,
+                context_length=self.settings.context_length,
             )
         except NoRoute as error:
-            return {"ready": False, "model": self.model, "detail": error.detail}
-        return {"ready": True, "model": self.model, "hops": len(route.hops)}
+            logger.info("Not ready: %s", error.detail)
+            return False
+        return not self._draining
 
-    def stop(self) -> None:
+    # -- running answers
+
+    def admit(self, answer: Answer) -> None:
+        """Takes an answer in. Raises Draining, or Busy when as many run or wait as this worker has threads for.
+
+        Without that bound, chats that wait for a slot would take the threads that the probes and the admin need.
+        """
+        with self._lock:
+            if self._draining:
+                raise Draining("This head is leaving.")
+            if len(self._answers) >= self._max_answers:
+                raise Busy(f"This head worker already has {self._max_answers} answers under way.")
+            self._answers.add(answer)
+
+    def forget(self, answer: Answer) -> None:
+        with self._lock:
+            self._answers.discard(answer)
+
+    def release(self, urls: Collection[str], session_id: str) -> None:
+        """Ends a session on every node it touched: best effort, in the background, never delaying an answer."""
+        for url in urls:
+            thread = threading.Thread(
+                target=self._release, args=(url, session_id), name=f"meshnet-release {url}", daemon=True
+            )
+            with self._lock:
+                self._releases.add(thread)
+            try:
+                thread.start()
+            except RuntimeError:
+                logger.warning("No thread to release a session on %s; its TTL will.", url)
+                with self._lock:
+                    self._releases.discard(thread)
+
+    def _release(self, url: str, session_id: str) -> None:
+        try:
+            self.directory.client(url).release(session_id, timeout=RELEASE_SECONDS)
+        except MeshnetError as error:
+            logger.info("%s could not be told to release a session; its TTL will: %s", url, error.detail)
+        finally:
+            with self._lock:
+                self._releases.discard(threading.current_thread())
+
+    # -- leaving
+
+    def drain(self) -> None:
+        """No new answers from here on; what still runs after DRAIN_SECONDS is ended with an error. Returns at once."""
+        with self._lock:
+            self._draining = True
+        timer = threading.Timer(DRAIN_SECONDS, self._cancel_all)
+        timer.daemon = True
+        timer.start()
+
+    def stop(self, *, timeout: float = 2.0) -> None:
+        """Ends what still runs, rows written and sessions released, as far as `timeout` seconds allow."""
+        self._draining = True
+        give_up_at = time.monotonic() + timeout
+        for answer in self._cancel_all():
+            answer.join(max(0.0, give_up_at - time.monotonic()))
+        with self._lock:
+            releases = list(self._releases)
+        for thread in releases:
+            thread.join(max(0.0, give_up_at - time.monotonic()))
         if self.keeper is not None:
             self.keeper.stop()
+
+    def _cancel_all(self) -> list[Answer]:
+        with self._lock:
+            answers = list(self._answers)
+        for answer in answers:
+            answer.cancel()
+        return answers
 
 
 def boot_head() -> HeadRuntime:
@@ -70,6 +162,7 @@ def boot_head() -> HeadRuntime:
     from django.apps import apps
     from django.conf import settings
 
+    import generation.answer  # noqa: F401  # loaded with everything else, not by the first request
     from generation.keeper import Keeper
     from nodes.framing import DTYPES
     from nodes.model_files import find_model
@@ -84,6 +177,8 @@ def boot_head() -> HeadRuntime:
     embedder = Embedder.load(
         found.folder, dtype=DTYPES[settings.MESHNET_DTYPE], context_length=settings.MESHNET_CONTEXT_LENGTH
     )
+    # Beside an engine in this process, embedding too belongs on the engine's thread (DESIGN fact 7).
+    embeds: Embeds = embedder if node_app.runtime is None else node_app.runtime.on_engine(embedder)
     clients = _clients(settings.MESHNET_NODES, settings.MESHNET_SECRET, settings.MESHNET_CONNECT_TIMEOUT_SECONDS)
     if node_app.runtime is not None:
         clients.insert(0, LocalNodeClient(node_app.runtime))
@@ -94,16 +189,19 @@ def boot_head() -> HeadRuntime:
             context_length=embedder.shape.context_length,
             default_max_tokens=settings.MESHNET_MAX_NEW_TOKENS,
         ),
-        embedder,
+        embeds,
         LoopSettings(
             fingerprint=found.fingerprint,
             dtype=settings.MESHNET_DTYPE,
             n_layers=embedder.shape.n_layers,
+            vocab_size=embedder.shape.vocab_size,
+            context_length=embedder.shape.context_length,
             piece_tokens=settings.MESHNET_PREFILL_PIECE_TOKENS,
             step_timeout=settings.MESHNET_STEP_TIMEOUT_SECONDS,
             busy_wait=settings.MESHNET_BUSY_WAIT_SECONDS,
         ),
         NodeDirectory(clients),
+        max_answers=settings.MESHNET_MAX_ANSWERS,
     )
     node_app.client_provider = lambda: head.clients
     head.keeper = Keeper(head.boot_id, head.clients)
@@ -112,4 +210,7 @@ def boot_head() -> HeadRuntime:
 
 
 def _clients(urls: Sequence[str], secret: str, connect_timeout: float) -> list[NodeClient]:
-    return [HttpNodeClient(url, secret, connect_timeout=connect_timeout) for url in dict.fromkeys(urls)]
+    return [
+        HttpNodeClient(url, secret, connect_timeout=connect_timeout)
+        for url in dict.fromkeys(url.rstrip("/") for url in urls)
+    ]

@@ -28,6 +28,8 @@ REFUSAL = "Refused to start: "
 GRACEFUL_SECONDS = 7
 #: DESIGN fact 11: heads keep pooled connections for less than this.
 KEEPALIVE_SECONDS = 75
+#: Threads of a head beside those of its answers.
+SPARE_THREADS = 8
 #: A worker whose main thread is silent for longer is killed. Not a limit for requests.
 TIMEOUT_SECONDS = 30
 
@@ -116,10 +118,16 @@ def stop_runtimes() -> None:
 
     if not apps.ready:
         return
-    for label in ("generation", "nodes"):
-        runtime = _app(label).runtime if apps.is_installed(label) else None
-        if runtime is not None:
-            runtime.stop()
+    for runtime in _runtimes():
+        runtime.stop()
+
+
+def _runtimes() -> list[Any]:
+    """What this process serves, head first."""
+    from django.apps import apps
+
+    found = [_app(label).runtime for label in ("generation", "nodes") if apps.is_installed(label)]
+    return [runtime for runtime in found if runtime is not None]
 
 
 def _app(label: str) -> Any:
@@ -160,11 +168,10 @@ def _beating(worker: Any) -> Iterator[None]:
 
 
 def _drain_first(worker: Any) -> None:
-    """On SIGTERM a node first refuses new sessions, since gunicorn goes on answering kept connections (fact 17)."""
+    """On SIGTERM nothing new is taken in, since gunicorn goes on answering kept connections (fact 17)."""
 
     def leave(sig: int, frame: FrameType | None) -> None:
-        runtime = _app("nodes").runtime
-        if runtime is not None:
+        for runtime in _runtimes():
             runtime.drain()
         worker.handle_exit(sig, frame)
 

@@ -13,8 +13,8 @@ _settings = conf.load_settings(("head",), "Roles that hold layers start with mes
 bind = _settings.MESHNET_BIND
 worker_class = "gthread"
 workers = 1
-# A stream holds its thread until it ends.
-threads = 64
+# Each answer holds its thread until it ends; probes and the admin need some beside them.
+threads = _settings.MESHNET_MAX_ANSWERS + conf.SPARE_THREADS
 worker_connections = 1000 + threads
 keepalive = conf.KEEPALIVE_SECONDS
 timeout = conf.TIMEOUT_SECONDS

@@ -15,7 +15,7 @@ _settings = conf.load_settings(("node", "all"), "A head without layers starts wi
 
 #: Twice the session slots and some, so that waiting steps never starve /livez or an eviction.
 _NODE_THREADS = 2 * _settings.MESHNET_KV_MAX_SESSIONS + 8
-_HEAD_THREADS = 64
+_HEAD_THREADS = _settings.MESHNET_MAX_ANSWERS + conf.SPARE_THREADS
 
 bind = _settings.MESHNET_BIND
 worker_class = "gthread"

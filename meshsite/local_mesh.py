@@ -161,6 +161,10 @@ def child_specs(plan: Plan, made: Secrets, environ: Mapping[str, str], *, cores:
         "MESHNET_ROLE": "head",
         "MESHNET_BIND": f"{HOST}:{plan.port}",
         "MESHNET_NODES": ",".join(plan.node_urls),
+        # Whatever names the user serves, the printed ones must work, and the wait for readiness goes by address.
+        "MESHNET_ALLOWED_HOSTS": ",".join(
+            dict.fromkeys(["localhost", HOST, *filter(None, environ.get("MESHNET_ALLOWED_HOSTS", "").split(","))])
+        ),
         "MESHNET_DJANGO_SECRET_KEY": made.django_key,
     }
     specs.append(ChildSpec(head[0], _gunicorn("head"), _env(environ, own), plan.head_url, plan.base_dir))

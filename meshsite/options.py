@@ -77,6 +77,9 @@ OPTIONS = (
     Option(
         "MESHNET_MAX_NEW_TOKENS", "int", 1024, "Most tokens of an answer when the request names no limit.", minimum=1
     ),
+    Option(
+        "MESHNET_MAX_ANSWERS", "int", 56, "Answers that one head worker has under way or waiting at once.", minimum=1
+    ),
     Option("MESHNET_CONNECT_TIMEOUT_SECONDS", "float", 3.0, "Longest wait for a connection to a node.", minimum=0.1),
     Option("MESHNET_STEP_TIMEOUT_SECONDS", "float", 60.0, "Longest wait for the answer to one step.", minimum=0.1),
     Option(

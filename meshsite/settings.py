@@ -30,6 +30,7 @@ MESHNET_CONTEXT_LENGTH: int = _options["MESHNET_CONTEXT_LENGTH"]
 MESHNET_NODES: list[str] = _options["MESHNET_NODES"]
 MESHNET_PREFILL_PIECE_TOKENS: int = _options["MESHNET_PREFILL_PIECE_TOKENS"]
 MESHNET_MAX_NEW_TOKENS: int = _options["MESHNET_MAX_NEW_TOKENS"]
+MESHNET_MAX_ANSWERS: int = _options["MESHNET_MAX_ANSWERS"]
 MESHNET_CONNECT_TIMEOUT_SECONDS: float = _options["MESHNET_CONNECT_TIMEOUT_SECONDS"]
 MESHNET_STEP_TIMEOUT_SECONDS: float = _options["MESHNET_STEP_TIMEOUT_SECONDS"]
 MESHNET_BUSY_WAIT_SECONDS: float = _options["MESHNET_BUSY_WAIT_SECONDS"]
@@ -54,8 +55,6 @@ APPEND_SLASH = False
 USE_TZ = True
 TIME_ZONE = "UTC"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-# Both sides check the size of a body themselves, from the model, and answer 413 in JSON (DESIGN fact 12).
-DATA_UPLOAD_MAX_MEMORY_SIZE = None
 
 INSTALLED_APPS = ["meshsite", "nodes"]
 MIDDLEWARE: list[str] = []
@@ -88,6 +87,8 @@ if SERVES_HEAD:
         "django.contrib.messages.middleware.MessageMiddleware",
         "django.middleware.clickjacking.XFrameOptionsMiddleware",
     ]
+    if ROLE == "all":
+        MIDDLEWARE.insert(0, "meshsite.node_paths.NodePathsFirst")
     _database = dj_database_url.parse(_options["DATABASE_URL"] or f"sqlite:///{MESHNET_VAR_DIR / 'meshnet.sqlite3'}")
     if _database["ENGINE"] == "django.db.backends.sqlite3":
         # Deferred transactions fail at once when two writers meet, whatever the timeout (DESIGN fact 20).

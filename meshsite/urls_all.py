@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshsite.urls_head import urlpatterns as head_urls
-from nodes.urls import urlpatterns as node_urls
+from meshsite.urls_head import urlpatterns
 
-urlpatterns = [*node_urls, *head_urls]
+# The node's own paths never get here: meshsite.node_paths takes them before.
+__all__ = ["urlpatterns"]

@@ -45,6 +45,7 @@ class Engine:
         self._clock = clock
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stopping = False
+        self._lock = threading.Lock()  # between a late submit and the stop: no job may land behind the end
         self._thread = threading.Thread(target=self._run, name="meshnet-engine", daemon=True)
 
     def start(self) -> None:
@@ -52,16 +53,18 @@ class Engine:
 
     def submit(self, work: Callable[[], T]) -> Future[Timed[T]]:
         """Queues work. Its exception becomes the future's; any thread may call. Raises Draining after `stop`."""
-        if self._stopping:
-            raise Draining()
         future: Future[Timed[T]] = Future()
-        self._jobs.put(_Job(work, future, self._clock()))
+        with self._lock:
+            if self._stopping:
+                raise Draining()
+            self._jobs.put(_Job(work, future, self._clock()))
         return future
 
     def stop(self) -> None:
         """Ends the thread after what is queued; returns when it has ended. Later work is refused."""
-        self._stopping = True
-        self._jobs.put(None)
+        with self._lock:
+            self._stopping = True
+            self._jobs.put(None)
         self._thread.join()
 
     def _run(self) -> None:
@@ -69,13 +72,15 @@ class Engine:
             torch.set_num_threads(self._threads)
         with torch.inference_mode():
             while (job := self._jobs.get()) is not None:
-                begun = self._clock()
-                try:
-                    value = job.work()
-                except BaseException as error:
-                    job.future.set_exception(error)
-                else:
-                    ended = self._clock()
-                    job.future.set_result(Timed(value, (begun - job.queued) * 1e3, (ended - begun) * 1e3))
-                # Neither this frame nor the queue may keep the last step's tensors alive while waiting.
-                del job
+                self._run_one(job)
+                del job  # while this waits, nothing may keep the last step's tensors alive
+
+    def _run_one(self, job: _Job) -> None:
+        begun = self._clock()
+        try:
+            value = job.work()
+        except BaseException as error:
+            job.future.set_exception(error)
+        else:
+            ended = self._clock()
+            job.future.set_result(Timed(value, (begun - job.queued) * 1e3, (ended - begun) * 1e3))

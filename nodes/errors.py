@@ -14,6 +14,8 @@ class MeshnetError(Exception):
     code = "internal"
     http_status = 500
     retry_after: int | None = None
+    #: URL of the node that raised it, where the head knows it.
+    node: str | None = None
 
     def __init__(self, detail: str | None = None, **extra: Any) -> None:
         self.detail = detail or (type(self).__doc__ or "").strip().splitlines()[0]

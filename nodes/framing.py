@@ -50,8 +50,8 @@ def decode(body: bytes) -> Payload:
     """Reads one buffer. Raises BadRequest that names what is wrong; knows no model, so checks no sizes against one."""
     try:
         tensors = load(body)
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        # KeyError and RuntimeError: a dtype that this torch does not know, and byte counts that do not fit a shape.
+    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError, OverflowError) as error:
+        # Beyond its own error: dtypes that this torch does not know, and shapes that no machine can hold.
         raise BadRequest(f"The body is not a safetensors buffer: {error}") from None
     unknown = set(tensors) - {HIDDEN, TOKEN_IDS, SAMPLING}
     if unknown:

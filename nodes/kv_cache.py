@@ -8,6 +8,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DummyLayer
 
+from nodes.kv_footprint import Footprint, LayerFootprint
 from nodes.layers import LayerRange
 
 
@@ -53,15 +54,31 @@ class ShardCache(DynamicCache):
             storages[storage.data_ptr()] = storage.nbytes()
         return sum(storages.values())
 
-    def tensors(self) -> list[torch.Tensor]:
-        found: list[torch.Tensor] = []
+    def footprint(self) -> Footprint:
+        """What the layers take by the number of tokens, read off a cache that holds some."""
+        found = []
         for layer in self.layers:
-            for value in vars(layer).values():
-                if isinstance(value, torch.Tensor) and value.numel() > 1:
-                    found.append(value)
-                elif isinstance(value, dict):  # states of linear-attention layers
-                    found.extend(state for state in value.values() if isinstance(state, torch.Tensor))
-        return found
+            fixed, per_token, most = sum(tensor.nbytes for tensor in _tensors(layer)), 0, None
+            keys = getattr(layer, "keys", None)
+            if keys is not None and keys.numel():
+                grown = keys.nbytes + layer.values.nbytes
+                fixed, per_token = fixed - grown, grown // keys.shape[-2]
+                most = layer.sliding_window - 1 if layer.is_sliding else None
+            found.append(LayerFootprint(fixed, per_token, most))
+        return Footprint(tuple(found))
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [tensor for layer in self.layers for tensor in _tensors(layer)]
+
+
+def _tensors(layer: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in vars(layer).values():
+        if isinstance(value, torch.Tensor) and value.numel() > 1:  # not the window's size, a tensor of one number
+            found.append(value)
+        elif isinstance(value, dict):  # states of linear-attention layers
+            found.extend(state for state in value.values() if isinstance(state, torch.Tensor))
+    return found
 
 
 def _own_storage(layer: Any) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nodes.errors import Busy, KVCacheMiss, Released
+from nodes.errors import Busy, KVCacheMiss, PayloadTooLarge, Released
 from nodes.kv_statistics import EvictionReason, MissReason, StoreStatistics
 from nodes.layers import LayerRange
 
@@ -98,14 +98,14 @@ class SessionCacheStore:
     def open(self, session_id: str, layers: LayerRange, new_cache: Callable[[], Cache], expect_bytes: int) -> Any:
         """A fresh entry for a prefill, in use; replaces what was under that id in one step.
 
-        expect_bytes is what the prompt will need. Raises Busy when no room can be made, and then changes nothing;
-        Released when the id was released a moment ago.
+        expect_bytes is what the prompt will need. Raises Busy when no room can be made, PayloadTooLarge when it
+        could never be, Released when the id was released a moment ago; and then changes nothing.
         """
         with self._lock:
             self._expire()
             self._refuse_released(session_id)
             old = self._entries.get(session_id)
-            self._make_room(old, expect_bytes)
+            self._make_room(old, slots=0 if old else 1, need=expect_bytes)
             if old is not None:
                 self._detach(old, "replaced")
             now = self._clock()
@@ -115,14 +115,20 @@ class SessionCacheStore:
             self._see()
             return entry
 
-    def take(self, session_id: str, past_len: int) -> SessionCacheEntry:
-        """The entry that a decode continues, in use. Raises KVCacheMiss (unknown_session) or Released."""
+    def take(self, session_id: str, past_len: int, expect_bytes: int = 0) -> SessionCacheEntry:
+        """The entry that a decode continues, in use. Raises KVCacheMiss (unknown_session) or Released.
+
+        For a further piece of a prompt expect_bytes says what it will need: room is made as in `open`, with the
+        same errors. A single token is always taken: an answer that runs is not stopped for a few bytes.
+        """
         with self._lock:
             self._expire()
             self._refuse_released(session_id)
             entry = self._entries.get(session_id)
             if entry is None:
                 raise self._miss("unknown_session", past_len, 0)
+            if expect_bytes and entry.past_len == past_len:  # else `begin` answers with a miss, which changes nothing
+                self._make_room(entry, slots=0, need=entry.nbytes + expect_bytes)
             entry.in_use += 1
             return entry
 
@@ -133,8 +139,10 @@ class SessionCacheStore:
         KVCacheMiss, or Released when the session ended while the step waited; changes nothing then.
         """
         with self._lock:
-            if entry.detached == "released":
-                raise Released()
+            if entry.detached is not None:
+                self._refuse_released(entry.session_id)
+                if past_len is None and entry.detached == "replaced":
+                    raise Released("A later prefill of this session took this one's place; nobody waits for it.")
             if past_len is None:
                 return
             held = entry.past_len
@@ -328,17 +336,25 @@ class SessionCacheStore:
             if entry is not keep and not entry.in_use and entry.last_used <= horizon
         ]
 
-    def _make_room(self, old: SessionCacheEntry | None, expect_bytes: int) -> None:
-        """Takes victims until a new entry fits in place of `old`; raises Busy, having taken none, when it cannot."""
+    def _make_room(self, old: SessionCacheEntry | None, *, slots: int, need: int) -> None:
+        """Takes victims until `slots` more sessions fit, and `need` bytes in place of those of `old`.
+
+        Raises Busy, having taken none, when it cannot; PayloadTooLarge when it could not with the store to itself.
+        """
+        if need > self._limits.max_bytes:
+            raise PayloadTooLarge(
+                f"The text needs about {need} bytes of cache on this node, whose budget is {self._limits.max_bytes}: "
+                "raise MESHNET_KV_MAX_BYTES."
+            )
         victims = self._victims(keep=old)
-        excess_sessions = max(0, len(self._entries) + (0 if old else 1) - self._limits.max_sessions)
+        excess_sessions = max(0, len(self._entries) + slots - self._limits.max_sessions)
         taken: list[tuple[SessionCacheEntry, EvictionReason]] = [(entry, "lru") for entry in victims[:excess_sessions]]
         if excess_sessions > len(taken):
             raise Busy(f"All {self._limits.max_sessions} session slots are in use by running generations.")
         freed = sum(entry.nbytes for entry, _ in taken)
         # What `old` holds goes away with it, unless a step still runs on it.
         goes = old.nbytes if old is not None and not old.in_use else 0
-        excess_bytes = self._bytes() - goes - freed + expect_bytes - self._limits.max_bytes
+        excess_bytes = self._bytes() - goes - freed + need - self._limits.max_bytes
         for entry in victims[len(taken) :]:
             if excess_bytes <= 0:
                 break
@@ -346,8 +362,8 @@ class SessionCacheStore:
             excess_bytes -= entry.nbytes
         if excess_bytes > 0:
             raise Busy(
-                f"The prompt needs about {expect_bytes} bytes of cache; {self._limits.max_bytes} are allowed on this "
-                "node and running generations hold them."
+                f"The text needs about {need} bytes of cache; {self._limits.max_bytes} are allowed on this node and "
+                "running generations hold them."
             )
         for entry, reason in taken:
             self._detach(entry, reason)

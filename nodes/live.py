@@ -85,16 +85,19 @@ class NodeEviction:
     error: str | None = None
 
 
-def fetch(clients: Sequence[NodeClient], *, deadline: float = FETCH_DEADLINE_SECONDS) -> list[NodeSnapshot]:
-    """Snapshots in the order of the clients, within `deadline` seconds. No node makes it raise."""
-    replies = _ask(
-        clients,
-        {
-            "status": lambda client: client.status(timeout=deadline),
-            "sessions": lambda client: _checked(client.url, client.sessions(timeout=deadline)),
-        },
-        deadline,
-    )
+def fetch(
+    clients: Sequence[NodeClient], *, deadline: float = FETCH_DEADLINE_SECONDS, sessions: bool = True
+) -> list[NodeSnapshot]:
+    """Snapshots in the order of the clients, within `deadline` seconds. No node makes it raise.
+
+    Without `sessions` only the status is asked for, which is all that a plan needs.
+    """
+    requests: dict[str, Callable[[NodeClient], dict[str, Any]]] = {
+        "status": lambda client: client.status(timeout=deadline)
+    }
+    if sessions:
+        requests["sessions"] = lambda client: _checked(client.url, client.sessions(timeout=deadline))
+    replies = _ask(clients, requests, deadline)
     return [_snapshot(client, reply) for client, reply in zip(clients, replies, strict=True)]
 
 

@@ -13,11 +13,12 @@ A shard that fails 1 or 2 must not serve; one that fails 3 serves without a cach
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from nodes.errors import ShardRefused
+from nodes.kv_footprint import Footprint
 from nodes.layers import LayerRange
 from nodes.shard import ModelShard
 
@@ -31,10 +32,10 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the proof allows. bytes_per_token: of the cache over the proof's positions, all layers together."""
+    """What the proof allows, and what a session takes on this shard."""
 
     supports_kv_cache: bool
-    bytes_per_token: int
+    footprint: Footprint = field(default_factory=Footprint)
 
 
 @torch.inference_mode()
@@ -76,19 +77,18 @@ def _prove_cache(shard: ModelShard, hidden: torch.Tensor, whole: torch.Tensor) -
         for piece in hidden.split(PIECES, dim=1):
             pieces.append(shard.forward(piece, cache.tokens, cache))
         error = _difference(torch.cat(pieces, dim=1), whole)
-        bytes_per_token = -(-cache.nbytes() // cache.tokens)
     except (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError) as failure:
         # A model whose layers reject the cache's arguments can still serve, statelessly.
         logger.warning("The layers %s cannot cache (%s): serving without a cache.", shard.layers, failure)
-        return Verdict(supports_kv_cache=False, bytes_per_token=0)
+        return Verdict(supports_kv_cache=False)
     if error > TOLERANCE[shard.dtype]:
         logger.warning(
             "The layers %s differ by %.1e when they run in pieces on a cache: serving without a cache.",
             shard.layers,
             error,
         )
-        return Verdict(supports_kv_cache=False, bytes_per_token=0)
-    return Verdict(supports_kv_cache=True, bytes_per_token=bytes_per_token)
+        return Verdict(supports_kv_cache=False)
+    return Verdict(supports_kv_cache=True, footprint=cache.footprint())
 
 
 def _difference(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -19,12 +19,12 @@ import transformers
 from nodes import framing, proof, sampling
 from nodes.client import StepAnswer
 from nodes.engine import Engine
-from nodes.errors import BadRequest, ComputeFailed, Draining, WrongLayers, WrongModel
+from nodes.errors import BadRequest, Busy, ComputeFailed, Draining, WrongLayers, WrongModel
 from nodes.framing import Payload
 from nodes.kv_sessions import SessionCacheEntry, SessionCacheStore, StoreLimits
 from nodes.layers import LayerRange
 from nodes.sampling import Sampling
-from nodes.shard import ModelShard
+from nodes.shard import Embedder, ModelShard
 from nodes.wire import StepHeaders, Timings
 
 logger = logging.getLogger(__name__)
@@ -68,6 +68,8 @@ class NodeRuntime:
         self._verdict = verdict
         self._caches = kv_enabled and verdict.supports_kv_cache
         self._decode_text = decode_text or (lambda token_id: "")
+        # Each of them holds a thread of the server: cached steps, probes and evictions must find one too.
+        self._stateless_slots = threading.BoundedSemaphore(store.limits.max_sessions)
         self._draining = threading.Event()
         self._stopped = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, args=(sweep_seconds,), name="meshnet-sweeper", daemon=True)
@@ -80,29 +82,38 @@ class NodeRuntime:
         layers = self._check(headers, payload)
         params = self._sampling(payload, layers)
         if headers.cache is None or not self._caches:
-            if headers.cache == "decode":
-                raise self._store.caching_disabled(headers.past_len or 0)
-            if self._draining.is_set():
-                raise Draining()
-            return self._answer(self._run(lambda: self._compute(payload.hidden, 0, None, layers, params)), None)
+            return self._stateless(headers, payload.hidden, layers, params)
         if headers.session is None:
             raise BadRequest("A cached step needs a session.")
+        tokens = payload.hidden.shape[1]
+        held = headers.past_len or 0
+        need = self._verdict.footprint.bytes(held + tokens) - self._verdict.footprint.bytes(held)
         if headers.cache == "prefill":
             if self._draining.is_set():
                 raise Draining()
-            entry = self._store.open(
-                headers.session,
-                layers,
-                lambda: self._shard.new_cache(layers),
-                expect_bytes=self._verdict.bytes_per_token * payload.hidden.shape[1],
-            )
+            entry = self._store.open(headers.session, layers, lambda: self._shard.new_cache(layers), need)
         else:
-            entry = self._store.take(headers.session, headers.past_len or 0)
+            entry = self._store.take(headers.session, held, need if tokens > 1 else 0)
         try:
             timed = self._run(lambda: self._step(entry, payload.hidden, headers.past_len, layers, params))
         finally:
             self._store.done(entry)
         return self._answer(timed, entry)
+
+    def _stateless(
+        self, headers: StepHeaders, hidden: torch.Tensor, layers: LayerRange, params: Sampling | None
+    ) -> StepAnswer:
+        """A run that leaves nothing behind; as many as there are threads for them beside the cached steps."""
+        if headers.cache == "decode":
+            raise self._store.caching_disabled(headers.past_len or 0)
+        if self._draining.is_set():
+            raise Draining()
+        if not self._stateless_slots.acquire(blocking=False):
+            raise Busy("Too many stateless steps are waiting already.")
+        try:
+            return self._answer(self._run(lambda: self._compute(hidden, 0, None, layers, params)), None)
+        finally:
+            self._stateless_slots.release()
 
     def _step(
         self,
@@ -116,10 +127,10 @@ class NodeRuntime:
         self._store.begin(entry, layers, past_len)
         try:
             result, _ = self._compute(hidden, past_len or 0, entry.cache, layers, params)
+            return result, self._store.commit(entry)
         except BaseException:
             self._store.fail(entry)
             raise
-        return result, self._store.commit(entry)
 
     def _compute(
         self,
@@ -139,13 +150,17 @@ class NodeRuntime:
             else:
                 self._shard.forward(hidden, past_len, cache, layers)
                 return None, total
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        except Exception as error:
+            # Whatever a model's code raises is this step's failure and nothing else's.
             logger.exception("A step failed in layers %s.", layers)
             raise ComputeFailed(f"The layers {layers} failed: {type(error).__name__}.") from error
         if not bool(torch.isfinite(output).all()):
             raise ComputeFailed(f"The layers {layers} produced NaN or infinite values.")
         if params is None:
-            return output.cpu(), total
+            with torch.inference_mode(mode=False):
+                # A plain copy, made here: inference tensors stay on this thread, and a copy of a long prompt made on
+                # an HTTP thread would start an OpenMP pool there.
+                return output.cpu().clone(), total
         return sampling.choose(output.cpu(), params, total), total
 
     def _run(self, work: Callable[[], tuple[Any, int]]) -> tuple[Any, int, Timings]:
@@ -157,8 +172,7 @@ class NodeRuntime:
         value, held, timings = run
         past_len = held if entry is not None else None
         if isinstance(value, torch.Tensor):
-            # A plain copy: an inference tensor of the engine's must not leave its thread.
-            return StepAnswer(hidden=value.clone(), past_len=past_len, timings=timings)
+            return StepAnswer(hidden=value, past_len=past_len, timings=timings)
         text = "" if value is None else self._decode_text(value)
         return StepAnswer(token_id=value, has_token_id=True, text=text, past_len=past_len, timings=timings)
 
@@ -201,6 +215,10 @@ class NodeRuntime:
         if payload.sampling is not None or payload.token_ids is not None:
             raise BadRequest("sampling and token_ids belong to the step that ends the model.")
         return None
+
+    def on_engine(self, embedder: Embedder) -> EngineEmbedder:
+        """The embedder of a head in this process, run where everything else computes."""
+        return EngineEmbedder(embedder, self._engine)
 
     # -- sessions
 
@@ -268,7 +286,8 @@ class NodeRuntime:
             "dtype": framing.dtype_name(self._shard.dtype),
             "device": str(self._shard.device),
             "supports_kv_cache": self._caches,
-            "kv_bytes_per_token": self._verdict.bytes_per_token,
+            "kv_bytes_per_token": self._verdict.footprint.per_token,
+            "kv_bytes_of_full_context": self._verdict.footprint.bytes(shape.context_length),
             "rss_bytes": resident_bytes(),
             "versions": {
                 "meshnet": VERSION,
@@ -296,6 +315,22 @@ class NodeRuntime:
             except Exception:
                 # One bad session must not end the expiry of all others (case D08).
                 logger.exception("The sweep failed; trying again in %g s.", seconds)
+
+
+class EngineEmbedder:
+    """An embedder whose work runs on an engine's thread; answers are plain copies."""
+
+    def __init__(self, embedder: Embedder, engine: Engine) -> None:
+        self._embedder = embedder
+        self._engine = engine
+
+    def embed(self, token_ids: list[int]) -> torch.Tensor:
+        def work() -> torch.Tensor:
+            hidden = self._embedder.embed(token_ids)
+            with torch.inference_mode(mode=False):
+                return hidden.clone()
+
+        return self._engine.submit(work).result().value
 
 
 def resident_bytes() -> int:
@@ -354,12 +389,13 @@ def start_node(
 
 
 def _token_text(folder: Path) -> Callable[[int], str] | None:
-    """How the tail turns an id into advisory text; None where the folder holds no tokenizer."""
+    """How the tail turns an id into advisory text; None where the folder holds no tokenizer that can be read."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError):
+    except Exception as error:  # the text is advisory: no tokenizer is worth a tail that does not serve
+        logger.info("No tokenizer for advisory texts: %s", error)
         return None
     return lambda token_id: str(tokenizer.decode([token_id], skip_special_tokens=True))
 

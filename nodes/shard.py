@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed.pipeline_parallel import PipelineIdentityLayer
 
@@ -39,7 +40,10 @@ class ModelShape:
 def read_shape(folder: Path, context_length: int = 0) -> tuple[Any, ModelShape]:
     """The model's configuration and shape. Raises ShardRefused when this code was not tested with it."""
     check_transformers_version(transformers.__version__)
-    config = AutoConfig.from_pretrained(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (ValueError, OSError) as error:
+        raise ShardRefused(f"The configuration in {folder.name} cannot be read: {error}") from None
     family_of(config)
     own_length = getattr(config, "max_position_embeddings", None) or context_length
     length = min(context_length or own_length, own_length)
@@ -229,7 +233,10 @@ def _load_part(folder: Path, config: Any, layers: LayerRange, *, embeddings: boo
                     setattr(base, name, value)
 
     Part.__name__ = Part.__qualname__ = whole.__name__
-    model, report = Part.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+    try:
+        model, report = Part.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+    except (OSError, SafetensorError) as error:
+        raise ShardRefused(f"The weights in {folder.name} cannot be read: {error}") from None
     missing = sorted({*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])})
     if missing:
         raise ShardRefused(

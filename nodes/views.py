@@ -63,10 +63,7 @@ def endpoint(*methods: str) -> Callable[[View], View]:
                 response = error_response(MeshnetError("The node failed; its log says why."))
             # Without a length gunicorn would send chunks: more bytes and one more write for every step.
             response["Content-Length"] = str(len(response.content))
-            if response.status_code in (401, 405, 411, 413, 415) and _has_body(request):
-                # The body was not read: wsgi.py closes the connection and drains a part of it.
-                response["Connection"] = "close"
-            return response
+            return _closing(request, response)
 
         return wrapped
 
@@ -75,6 +72,9 @@ def endpoint(*methods: str) -> Callable[[View], View]:
 
 def error_response(error: MeshnetError) -> JsonResponse:
     response = JsonResponse(error.as_json(), status=error.http_status)
+    # Django would log every 503 as an error, and chats that wait for a slot ask often. What is a fault was logged
+    # where it happened.
+    response._has_been_logged = True  # type: ignore[attr-defined]
     if error.retry_after is not None:
         response["Retry-After"] = str(error.retry_after)
     if error.http_status == 401:
@@ -130,7 +130,7 @@ def evict(request: HttpRequest) -> HttpResponse:
     ids, idle, everything = body.get("ids"), body.get("idle_longer_than"), body.get("all", False)
     if ids is not None and not (isinstance(ids, list) and all(isinstance(item, str) for item in ids)):
         raise BadRequest("ids must be a list of session ids.")
-    if idle is not None and (isinstance(idle, bool) or not isinstance(idle, int | float) or not idle >= 0):
+    if idle is not None and (isinstance(idle, bool) or not isinstance(idle, int | float) or not 0 <= idle <= 1e9):
         raise BadRequest("idle_longer_than must be a number of seconds, 0 or more.")
     if not isinstance(everything, bool):
         raise BadRequest("all must be true or false.")
@@ -164,7 +164,7 @@ def readyz(request: HttpRequest) -> HttpResponse:
 
 
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
-    return error_response(NotFound("There is no such endpoint on a node."))
+    return _closing(request, error_response(NotFound("There is no such endpoint on a node.")))
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
@@ -179,8 +179,15 @@ def running_node() -> NodeRuntime:
     return runtime
 
 
-def _has_body(request: HttpRequest) -> bool:
-    return "Transfer-Encoding" in request.headers or request.META.get("CONTENT_LENGTH", "") not in ("", "0")
+def _closing(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+    """The response, told to close the connection when it was made before the request's body was read.
+
+    The rest of the body would be taken for the next request; wsgi.py acts on the header and drains a part of it.
+    """
+    has_body = "Transfer-Encoding" in request.headers or request.META.get("CONTENT_LENGTH", "") not in ("", "0")
+    if has_body and not request._read_started:  # type: ignore[attr-defined]
+        response["Connection"] = "close"
+    return response
 
 
 def _authorize(request: HttpRequest) -> None:

@@ -48,8 +48,14 @@ class LocalMesh:
     ) -> None:
         self.embedder = Embedder.load(folder)
         self.directory = NodeDirectory(clients)
+        shape = self.embedder.shape
         self.settings = LoopSettings(
-            fingerprint=fingerprint, dtype="float32", n_layers=self.embedder.shape.n_layers, **settings
+            fingerprint=fingerprint,
+            dtype="float32",
+            n_layers=shape.n_layers,
+            vocab_size=shape.vocab_size,
+            context_length=shape.context_length,
+            **settings,
         )
 
     def loop(self, prompt: list[int], new_tokens: int, *, job: dict[str, Any] | None = None, **extra: Any) -> TokenLoop:

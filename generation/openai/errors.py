@@ -35,6 +35,7 @@ _OF_NODES: dict[type[mesh.MeshnetError], tuple[int, str, str]] = {
     mesh.Released: (503, "cache_lost", "The mesh lost this generation's cache and could not restore it."),
     mesh.WrongModel: (503, "no_route", "The nodes of the mesh changed under this generation."),
     mesh.WrongLayers: (503, "no_route", "The nodes of the mesh changed under this generation."),
+    mesh.PayloadTooLarge: (503, "cache_too_small", "The mesh has too little cache memory for so long a text."),
 }
 _REFUSED_BY_NODE = (502, "node_refused", "A node refused a step of this generation.")
 
@@ -94,7 +95,10 @@ class Problem:
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JsonResponse:
-        return JsonResponse(self.body, status=self.status, headers=self.headers)
+        response = JsonResponse(self.body, status=self.status, headers=self.headers)
+        # `report` has logged what is worth it; Django would log every 503 of a full mesh as an error.
+        response._has_been_logged = True  # type: ignore[attr-defined]
+        return response
 
 
 def report(error: BaseException, request: HttpRequest | None = None) -> None:

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests import processes
-from tests.processes import Served
+from tests.processes import Served, wait_until
 from tests.proxies import Proxy, proxy_to
 
 
@@ -36,10 +36,14 @@ class ToyMesh:
         return not any(listing["sessions"] for listing in self.sessions())
 
     def rows(self) -> list[dict[str, Any]]:
-        """The generations, newest first."""
-        rows: list[dict[str, Any]] = processes.in_django(
-            self.head, "from generation.models import Generation\nresult = list(Generation.objects.values())\n"
-        )
+        """The generations, newest first, once none is running any more: a row ends just after its answer."""
+        code = "from generation.models import Generation\nresult = list(Generation.objects.values())\n"
+
+        def ended() -> list[dict[str, Any]] | None:
+            rows: list[dict[str, Any]] = processes.in_django(self.head, code)
+            return None if any(row["status"] == "running" for row in rows) else rows
+
+        rows: list[dict[str, Any]] = wait_until(ended, 10, "generations are still running")
         return rows
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests import processes
 from tests.integration.conftest import ToyMesh
 from tests.integration.test_chat import LONG, chat, joined
+from tests.processes import wait_until
 
 PASSWORD = "a-password-for-tests"
 
@@ -79,6 +80,8 @@ def test_an_operator_sees_a_running_session_and_evicts_it_and_the_answer_goes_on
 
 
 def test_the_node_page_shows_what_the_running_nodes_say(toy_mesh: ToyMesh, browser: Browser) -> None:
+    chat(toy_mesh, 3)
+    wait_until(toy_mesh.is_idle, 5)
     page = browser.get("/admin/nodes/node/")
     for url, layers in zip(toy_mesh.urls, ("0:2", "2:4"), strict=True):
         assert url in page

@@ -224,6 +224,7 @@ def test_a_refused_request_does_not_break_the_next_on_the_same_connection(node: 
         (STEP, {**good, wire.CACHE: "x"}, 400),
         (STEP, {**TENSOR, "Authorization": "Bearer wrong"}, 401),
         (bytes(3_000_000), good, 413),
+        (bytes(900_000), {**good, wire.CACHE: "x"}, 400),
         (STEP, good, 200),
     ):
         connection.request("POST", "/forward", body, headers)
@@ -274,6 +275,7 @@ def test_e02_every_endpoint_but_the_probes_needs_the_secret_and_not_the_api_key(
         (b'{"idle_longer_than": "1h"}', "idle_longer_than"),
         (b'{"idle_longer_than": NaN}', "idle_longer_than"),
         (b'{"idle_longer_than": true}', "idle_longer_than"),
+        (b'{"idle_longer_than": 1' + b"0" * 400 + b"}", "idle_longer_than"),
         (b'{"all": 1}', "all"),
         (b'{"all": true, "ids": []}', "exactly one"),
         (b'{"everything": true}', "everything"),

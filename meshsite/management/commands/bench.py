@@ -29,6 +29,7 @@ class Command(BaseCommand):
         parser.add_argument("--rounds", type=int, default=5, help="Rounds of 20 alternated steps each (5).")
         parser.add_argument("--short", type=int, default=40, help="Tokens of the short text (40).")
         parser.add_argument("--long", type=int, default=400, help="Tokens of the long text (400).")
+        parser.add_argument("--model", default=None, help="The mesh's model, where it is not MESHNET_MODEL.")
         parser.add_argument("--stateless", action="store_true", help="Also measure without a cache, as it was before.")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -80,9 +81,17 @@ class Command(BaseCommand):
         torch.set_num_threads(1)
         clients = [HttpNodeClient(url, secret) for url in urls]
         status = clients[0].status(timeout=10)
-        found = find_model(settings.MESHNET_MODEL, settings.MESHNET_VAR_DIR)
+        found = find_model(options["model"] or settings.MESHNET_MODEL, settings.MESHNET_VAR_DIR)
+        if found.fingerprint != status["fingerprint"]:
+            raise CommandError(f"The mesh serves {status['model']}, not {found.name}: name its model with --model.")
         embedder = Embedder.load(found.folder, dtype=DTYPES[status["dtype"]])
-        loop_settings = LoopSettings(found.fingerprint, status["dtype"], status["n_layers"])
+        loop_settings = LoopSettings(
+            found.fingerprint,
+            status["dtype"],
+            status["n_layers"],
+            embedder.shape.vocab_size,
+            embedder.shape.context_length,
+        )
         directory = NodeDirectory(list(clients))
 
         def make_loop(job: Job) -> TokenLoop:

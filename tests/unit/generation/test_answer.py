@@ -47,7 +47,7 @@ def make_head(folder: Any, nodes: list[NodeRuntime]) -> HeadRuntime:
         "toy",
         Prompter(byte_tokenizer(), context_length=512, stop_ids=[EOS], default_max_tokens=30),
         embedder,
-        LoopSettings(FINGERPRINT, "float32", 4),
+        LoopSettings(FINGERPRINT, "float32", 4, 320, 512),
         NodeDirectory(local_clients(nodes)),
     )
 
@@ -62,6 +62,7 @@ def start(head: HeadRuntime, **options: Any) -> answers.Answer:
 
 def finish(answer: answers.Answer) -> tuple[str, Finished]:
     *deltas, end = answer.events()
+    answer.join(10)
     assert isinstance(end, Finished)
     assert all(isinstance(delta, TextDelta) and delta.text for delta in deltas)
     return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)), end
@@ -91,6 +92,7 @@ def test_a_cancelled_answer_ends_and_frees_every_node(head: HeadRuntime, nodes: 
     answer.cancel()
     assert not any(isinstance(event, Finished) for event in events)
     wait_until(lambda: not any(node.sessions()["sessions"] for node in nodes), 5)
+    answer.join(10)
     row = Generation.objects.get()
     assert row.status == "cancelled"
     assert 0 < row.completion_tokens < 400
@@ -101,7 +103,7 @@ def test_a_client_that_goes_while_it_waits_for_a_slot_is_noticed(head: HeadRunti
     gone.set()
     with pytest.raises(Cancelled):
         answers.start(head, request(), api_key=None, streamed=True, client_gone=gone.is_set)
-    assert Generation.objects.get().status == "cancelled"
+    wait_until(lambda: Generation.objects.get().status == "cancelled", 5)
 
 
 def test_what_cannot_be_served_is_refused_before_anything_is_recorded(head: HeadRuntime) -> None:
@@ -118,7 +120,7 @@ def test_what_cannot_be_served_is_refused_before_anything_is_recorded(head: Head
 def test_a_mesh_with_a_gap_is_said_before_the_answer_starts(toy_folder: Any, nodes: list[NodeRuntime]) -> None:
     with pytest.raises(NoRoute):
         start(make_head(toy_folder("llama"), nodes[:1]))
-    row = Generation.objects.get()
+    row = wait_until(lambda: Generation.objects.exclude(status="running").first(), 5)
     assert row.status == "failed"
     assert row.error.startswith("no_route: ")
 
@@ -135,6 +137,7 @@ def test_a_failure_in_the_middle_is_raised_from_the_events_and_recorded(head: He
     broken.forward = fail  # type: ignore[method-assign]
     with pytest.raises(MeshnetError, match="log"):
         list(events)
+    answer.join(10)
     assert Generation.objects.get().status == "failed"
 
 

@@ -16,6 +16,7 @@ STATUS = {
     "start_layer": 0,
     "end_layer": 2,
     "n_layers": 2,
+    "context_length": 64,
 }
 
 
@@ -35,7 +36,7 @@ class FakeClient:
         return self.answer
 
     def sessions(self, *, timeout: float) -> dict[str, Any]:
-        return {"sessions": [], "limits": {}, "stats": {}}
+        raise AssertionError("no plan needs the sessions")
 
 
 def directory(*clients: FakeClient, clock: Clock) -> NodeDirectory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from generation.errors import GaveUp, NoRoute
 from generation.head import MAX_REPAIRS
+from generation.waiting_line import WaitingLine
 from nodes.client import LocalNodeClient, NodeClient, StepAnswer
 from nodes.errors import (
     Busy,
@@ -29,6 +31,7 @@ from nodes.sampling import Sampling
 from nodes.wire import StepHeaders
 from tests.conftest import Clock
 from tests.meshes import LocalMesh, ranges, running_nodes
+from tests.processes import wait_until
 from tests.toys import reference_ids
 
 PROMPT = torch.randint(1, 255, (21,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -296,6 +299,78 @@ def test_the_wait_for_a_full_node_ends(toy_folder: Any, clock: Clock) -> None:
         with pytest.raises(Busy):
             mesh.run(wait=clock.advance, clock=clock)
     assert 5 <= clock.now - 1000 <= 7
+
+
+def test_those_who_wait_are_served_in_the_order_in_which_they_came(toy_folder: Any) -> None:
+    """Three chats on one slot that somebody else holds: the first in line gets it first."""
+    with running_nodes(toy_folder("llama"), ranges(0, 4), limits=StoreLimits(max_sessions=1)) as nodes:
+        mesh = Mesh(toy_folder("llama"), nodes)
+        nodes[0].forward(StepHeaders("o" * 22, "prefill"), Payload(torch.randn(1, 3, 64)))
+        line = WaitingLine()
+        order: list[int] = []
+        threads = []
+        for number in range(3):
+
+            def chat(number: int = number) -> None:
+                loop = mesh.mesh.loop(
+                    PROMPT, 2, line=line, wait=lambda seconds: threading.Event().wait(min(seconds, 0.02))
+                )
+                for _ in loop.tokens():
+                    if loop.progress.completion_tokens == 1:
+                        order.append(number)
+                nodes[0].release(loop.session_id)
+
+            threads.append(threading.Thread(target=chat))
+            threads[-1].start()
+            wait_until(lambda number=number: len(line) == number + 1, 5)
+        nodes[0].release("o" * 22)
+        for thread in threads:
+            thread.join(20)
+    assert order == [0, 1, 2]
+    assert len(line) == 0
+
+
+def test_layers_that_are_gone_for_a_moment_are_waited_for_in_the_middle_of_an_answer(
+    mesh: Mesh, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    tail = mesh.clients[2]
+
+    def gone(client: FaultyClient, headers: StepHeaders, payload: Payload) -> StepAnswer:
+        monkeypatch.setattr(tail, "status", refuse(NodeUnreachable()))
+        raise NodeUnreachable()
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            monkeypatch.undo()
+
+    tail.faults[9] = gone
+    ids, progress = mesh.run(wait=wait)
+    assert ids == expected
+    assert len(waits) >= 2
+    assert progress.failovers == 1
+
+
+def test_a_token_that_the_model_does_not_have_is_not_believed(mesh: Mesh, expected: list[int]) -> None:
+    mesh.clients[2].faults[7] = lambda client, headers, payload: StepAnswer(
+        token_id=10**9, has_token_id=True, past_len=client.plain(headers, payload).past_len
+    )
+    ids, progress = mesh.run()
+    assert ids == expected
+    assert progress.failovers == 1
+
+
+def test_a_node_that_breaks_the_protocol_is_avoided_when_there_is_another(toy_folder: Any, expected: list[int]) -> None:
+    def liar(client: FaultyClient, headers: StepHeaders, payload: Payload) -> StepAnswer:
+        return StepAnswer(hidden=client.plain(headers, payload).hidden, past_len=99)
+
+    with running_nodes(toy_folder("llama"), ranges(0, 2) + ranges(0, 2) + ranges(2, 4)) as nodes:
+        mesh = Mesh(toy_folder("llama"), nodes)
+        mesh.clients[0].always = liar
+        ids, progress = mesh.run()
+    assert ids == expected
+    assert progress.failovers <= 1
 
 
 def test_no_route_is_said_before_any_step(toy_folder: Any) -> None:

@@ -11,8 +11,10 @@ from generation.route import RouteNode, plan
 from nodes.layers import LayerRange
 
 
-def node(url: str, start: int, end: int, *, fingerprint: str = "m", dtype: str = "float32", n: int = 8) -> RouteNode:
-    return RouteNode(url, fingerprint, dtype, LayerRange(start, end), n)
+def node(
+    url: str, start: int, end: int, *, fingerprint: str = "m", dtype: str = "float32", context: int = 512
+) -> RouteNode:
+    return RouteNode(url, fingerprint, dtype, LayerRange(start, end), 8, context)
 
 
 def hops(nodes: list[RouteNode], **options: Any) -> list[tuple[str, str]]:
@@ -43,6 +45,12 @@ def test_a_gap_is_named() -> None:
 def test_nodes_of_another_model_or_dtype_are_left_out_and_counted() -> None:
     with pytest.raises(NoRoute, match="2 nodes were left out"):
         hops([node("a", 0, 4), node("b", 4, 8, fingerprint="x"), node("c", 4, 8, dtype="bfloat16")])
+
+
+def test_a_node_that_takes_shorter_texts_is_left_out() -> None:
+    nodes = [node("a", 0, 8, context=64), node("b", 0, 8)]
+    assert hops(nodes, context_length=512) == [("b", "0:8")]
+    assert hops(nodes, context_length=64) == [("a", "0:8")]
 
 
 def test_a_suspect_is_used_only_when_nothing_else_covers() -> None:

@@ -84,6 +84,13 @@ def test_garbage_is_refused(body: bytes) -> None:
         framing.decode(body)
 
 
+@pytest.mark.parametrize("size", [2**31, 2**63, 2**64])
+def test_a_shape_that_no_machine_can_hold_is_refused(size: int) -> None:
+    header = json.dumps({"hidden_states": {"dtype": "F32", "shape": [1, size, 4], "data_offsets": [0, 16]}}).encode()
+    with pytest.raises(BadRequest):
+        framing.decode(len(header).to_bytes(8, "little") + header + bytes(16))
+
+
 def test_a_header_that_claims_more_than_there_is_is_refused() -> None:
     header = json.dumps({"hidden_states": {"dtype": "F32", "shape": [1, 9, 9], "data_offsets": [0, 324]}}).encode()
     with pytest.raises(BadRequest):

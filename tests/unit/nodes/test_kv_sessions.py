@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodes.errors import Busy, KVCacheMiss, Released
+from nodes.errors import Busy, KVCacheMiss, PayloadTooLarge, Released
 from nodes.kv_sessions import TOMBSTONE_SECONDS, SessionCacheEntry, SessionCacheStore, StoreLimits
 from nodes.layers import LayerRange
 from tests.conftest import Clock
@@ -214,6 +214,38 @@ def test_a_prompt_that_does_not_fit_beside_running_sessions_waits(store: Store) 
     with pytest.raises(Busy, match="500 bytes"):
         store.prefill("b", 50)
     assert store.names() == ["a"]
+
+
+def test_a_prompt_that_could_never_fit_is_refused_for_good(store: Store) -> None:
+    with pytest.raises(PayloadTooLarge, match="MESHNET_KV_MAX_BYTES"):
+        store.prefill("a", 101)
+    assert store.names() == []
+
+
+def test_further_pieces_of_a_prompt_keep_to_the_budget(store: Store) -> None:
+    store.prefill("a", 40)
+    store.prefill("b", 40)
+    with pytest.raises(Busy):
+        store.store.take("b", 40, 300)
+    assert store.store.take("b", 40, 200).in_use == 1
+    with pytest.raises(PayloadTooLarge):
+        store.store.take("a", 40, 700)
+
+
+def test_a_prefill_that_waits_while_a_later_one_takes_its_place_is_not_run(store: Store) -> None:
+    waiting = store.open("a", 5)
+    store.prefill("a", 5)
+    with pytest.raises(Released, match="later prefill"):
+        store.run(waiting, None, 5)
+    assert store.decode("a", 5) == 6
+
+
+def test_a_prefill_that_waits_while_an_operator_evicts_it_is_run_and_not_kept(store: Store) -> None:
+    waiting = store.open("a", 5)
+    store.store.evict(["a"])
+    assert store.run(waiting, None, 5) == 5
+    assert store.names() == []
+    assert store.stats()["bytes"] == 0
 
 
 def test_a_session_that_cannot_replace_itself_for_want_of_bytes_keeps_what_it_has(store: Store) -> None:

@@ -18,7 +18,7 @@ def test_good_shards_of_every_family_pass(family: str, toy_folder: Any) -> None:
     for layers in (LayerRange(0, 2), LayerRange(3, 4)):
         verdict = proof.prove(ModelShard.load(toy_folder(family), layers))
         assert verdict.supports_kv_cache
-        assert verdict.bytes_per_token > 0
+        assert verdict.footprint.bytes(20) > 0
 
 
 def shard_with(toy_folder: Any, change: Any) -> ModelShard:
@@ -46,7 +46,7 @@ def test_layers_that_ignore_their_cache_are_served_without_one(toy_folder: Any, 
 
     with caplog.at_level(logging.WARNING):
         verdict = proof.prove(shard_with(toy_folder, forget))
-    assert verdict == proof.Verdict(supports_kv_cache=False, bytes_per_token=0)
+    assert verdict == proof.Verdict(supports_kv_cache=False)
     assert len(caplog.records) == 1
 
 
@@ -89,6 +89,24 @@ def test_weights_that_give_nan_are_refused(toy_folder: Any) -> None:
         proof.prove(shard_with(toy_folder, spoil))
 
 
-def test_bytes_per_token_are_those_of_the_cache(toy_folder: Any) -> None:
-    verdict = proof.prove(ModelShard.load(toy_folder("llama"), LayerRange(0, 3)))
-    assert verdict.bytes_per_token == 3 * 2 * 2 * 16 * 4
+@pytest.mark.parametrize("family", sorted(toys.CONFIGS))
+def test_the_footprint_is_what_a_cache_of_any_length_really_takes(family: str, toy_folder: Any) -> None:
+    shard = ModelShard.load(toy_folder(family), LayerRange(0, 3))
+    footprint = proof.prove(shard).footprint
+    cache = shard.new_cache()
+    with torch.inference_mode():
+        for piece in (1, 3, 20, *[1] * 10):
+            shard.forward(torch.randn(1, piece, 64), cache.tokens, cache)
+            # A window may hold the storage of a few tokens more than it keeps.
+            assert footprint.bytes(cache.tokens) <= cache.nbytes() <= 1.25 * footprint.bytes(cache.tokens)
+
+
+def test_bytes_per_token_are_those_of_layers_that_grow(toy_folder: Any) -> None:
+    of = {
+        name: proof.prove(ModelShard.load(toy_folder(name), LayerRange(0, 3))).footprint
+        for name in ("llama", "mistral")
+    }
+    assert of["llama"].per_token == 3 * 2 * 2 * 16 * 4
+    assert of["llama"].bytes(100) == 100 * of["llama"].per_token
+    assert of["mistral"].per_token == 0
+    assert of["mistral"].bytes(100) == of["mistral"].bytes(7) == 7 * of["llama"].per_token

@@ -9,6 +9,7 @@ import torch
 
 from nodes.errors import (
     BadRequest,
+    Busy,
     ComputeFailed,
     Draining,
     KVCacheMiss,
@@ -195,6 +196,23 @@ def test_a_node_whose_caching_is_off_does_not_acknowledge_and_refuses_decodes(to
             node.forward(StepHeaders("s" * 22, "decode", 3), Payload(hidden(1)))
         assert miss.value.extra["reason"] == "caching_disabled"
         assert node.sessions()["sessions"] == []
+
+
+def test_stateless_steps_leave_threads_for_everything_else(toy_folder: Any) -> None:
+    with running_nodes(toy_folder("llama"), ranges(0, 2), limits=StoreLimits(max_sessions=2)) as (node,):
+        hold, running = threading.Event(), threading.Event()
+        node._engine.submit(lambda: (running.set(), hold.wait(10)))
+        assert running.wait(5)
+        threads = [threading.Thread(target=node.forward, args=(StepHeaders(), Payload(hidden(2)))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: node._stateless_slots._value == 0, 5)
+        with pytest.raises(Busy, match="stateless"):
+            node.forward(StepHeaders(), Payload(hidden(2)))
+        hold.set()
+        for thread in threads:
+            thread.join()
+        assert node.forward(StepHeaders(), Payload(hidden(2))).hidden is not None
 
 
 def test_d08_sessions_expire_without_traffic_and_the_sweeper_survives_a_failure(toy_folder: Any) -> None:

@@ -83,6 +83,8 @@ def test_equal_probabilities_are_taken_in_the_order_of_their_ids() -> None:
         {"temperature": True},
         {"temperature": -1},
         {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"temperature": 10**400},
         {"top_p": 1.5},
         {"top_k": 2.5},
         {"top_k": -1},

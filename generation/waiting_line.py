@@ -1,0 +1,38 @@
+"""Who waits for a free session slot, first come, first served. One line per head worker."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+
+class WaitingLine:
+    """Only the one in front asks the nodes for a slot; the others wait behind it instead of overtaking.
+
+    Safe to use from any thread. A place is any object of the caller's own.
+    """
+
+    def __init__(self) -> None:
+        self._places: deque[object] = deque()
+        self._lock = threading.Lock()
+
+    def enter(self, place: object) -> None:
+        """Takes the last place; does nothing for one who stands in line already."""
+        with self._lock:
+            if place not in self._places:
+                self._places.append(place)
+
+    def leave(self, place: object) -> None:
+        """Gives the place up; does nothing for one who does not stand in line."""
+        with self._lock:
+            if place in self._places:
+                self._places.remove(place)
+
+    def is_first(self, place: object) -> bool:
+        """Whether it is this one's turn; also true when nobody stands in line."""
+        with self._lock:
+            return not self._places or self._places[0] is place
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._places)

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from generation.waiting_line import WaitingLine
+
+
+def test_the_first_who_came_is_first_and_the_next_follows() -> None:
+    line = WaitingLine()
+    first, second = object(), object()
+    assert line.is_first(first), "nobody stands in line"
+    line.enter(first)
+    line.enter(second)
+    line.enter(first)
+    assert (len(line), line.is_first(first), line.is_first(second)) == (2, True, False)
+    line.leave(first)
+    line.leave(first)
+    assert line.is_first(second)
+    line.leave(second)
+    assert len(line) == 0

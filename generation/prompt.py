@@ -88,11 +88,11 @@ def stop_ids(folder: Path, tokenizer_eos: int | None) -> set[int]:
     found: set[int] = set() if tokenizer_eos is None else {int(tokenizer_eos)}
     for name in ("generation_config.json", "config.json"):
         try:
-            value = json.loads((folder / name).read_text()).get("eos_token_id")
+            config = json.loads((folder / name).read_text())
         except FileNotFoundError:
             continue
-        if isinstance(value, int):
-            found.add(value)
-        elif isinstance(value, list):
-            found.update(item for item in value if isinstance(item, int))
+        # A wrapped (multimodal) model says it of its text model.
+        for part in (config, config.get("text_config") or {}):
+            value = part.get("eos_token_id")
+            found.update(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int))
     return found

@@ -166,14 +166,18 @@ def boot_head() -> HeadRuntime:
     from generation.keeper import Keeper
     from nodes.framing import DTYPES
     from nodes.model_files import find_model
-    from nodes.shard import Embedder
+    from nodes.shard import Embedder, wanted_files
 
     node_app: Any = apps.get_app_config("nodes")
     if node_app.runtime is None:
         # The head looks embeddings up and nothing more: a pool of threads for each request would only get in the
         # way. Beside layers in the same process the setting would reach the engine's matrix library too.
         torch.set_num_threads(1)
-    found = find_model(settings.MESHNET_MODEL, settings.MESHNET_VAR_DIR)
+    found = find_model(
+        settings.MESHNET_MODEL,
+        settings.MESHNET_VAR_DIR,
+        wanted=wanted_files(None, settings.MESHNET_CONTEXT_LENGTH),
+    )
     embedder = Embedder.load(
         found.folder, dtype=DTYPES[settings.MESHNET_DTYPE], context_length=settings.MESHNET_CONTEXT_LENGTH
     )

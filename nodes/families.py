@@ -48,14 +48,59 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+#: Checkpoints that wrap a text model (multimodal ones), by the outer `model_type`: how the text model's weights are
+#: called inside, as regular expressions. Without these, transformers fills the text model with random weights and says
+#: so in a warning only. Old and new ways of saving are both here.
+_INSIDE = {
+    r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+    r"^model\.language_model\.": "model.",
+}
+WRAPPED: dict[str, Mapping[str, str]] = {
+    "gemma3": _INSIDE,
+    "mistral3": _INSIDE,
+    "qwen3_5": _INSIDE,
+    "qwen3_5_moe": _INSIDE,
+}
+
+
+def text_part(config: Any) -> tuple[Any, Mapping[str, str]]:
+    """The configuration of the text model, and how a wrapped checkpoint names its weights (empty for a plain one).
+
+    Whether embeddings are tied is said by the outer configuration, whatever the inner one says.
+    """
+    renames = WRAPPED.get(config.model_type)
+    if renames is None:
+        return config, {}
+    text = config.get_text_config()
+    text.tie_word_embeddings = config.tie_word_embeddings
+    return text, renames
+
+
 def family_of(config: Any) -> Family:
-    """The family of a transformers configuration. Raises ShardRefused for a type that was not tested."""
-    family = FAMILIES.get(config.model_type)
-    if family is None:
+    """The family of a transformers configuration; for a type that was not tested, the one that most types are like."""
+    return FAMILIES.get(config.model_type, Family())
+
+
+def check_tested(config: Any) -> None:
+    """Raises ShardRefused for a type that is not in the table."""
+    if config.model_type not in FAMILIES:
         raise ShardRefused(
-            f"Models of type {config.model_type!r} were not tested shard by shard. Tested are: {', '.join(FAMILIES)}."
+            f"Models of type {config.model_type!r} were not tested shard by shard. Tested are: {', '.join(FAMILIES)}. "
+            "MESHNET_ALLOW_UNTESTED_MODELS=true serves it all the same if it passes the proof."
         )
-    return family
+
+
+def check_config(config: Any) -> None:
+    """Raises ShardRefused for a model that hidden states alone do not drive, or that does not say its sizes."""
+    for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        if not isinstance(getattr(config, name, None), int):
+            raise ShardRefused(f"The configuration of type {config.model_type!r} does not say {name}.")
+    if getattr(config, "hidden_size_per_layer_input", 0):
+        raise ShardRefused(
+            f"Models of type {config.model_type!r} with per-layer embeddings (hidden_size_per_layer_input) cannot be "
+            "cut: token ids feed every layer, and only hidden states travel between nodes."
+        )
 
 
 def check_transformers_version(version: str) -> None:

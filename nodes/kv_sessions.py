@@ -48,7 +48,14 @@ class SessionCacheEntry:
     past_len: int = 0
     hits: int = 0
     in_use: int = 0
+    #: Bytes that its queued steps will hold. Until they end it claims these, or what it holds when that is more.
+    promised: int = 0
     detached: EvictionReason | None = None
+
+    @property
+    def claim(self) -> int:
+        """What it counts against the byte budget, in bytes."""
+        return max(self.nbytes, self.promised)
 
 
 @dataclass(frozen=True)
@@ -105,11 +112,14 @@ class SessionCacheStore:
             self._expire()
             self._refuse_released(session_id)
             old = self._entries.get(session_id)
-            self._make_room(old, slots=0 if old else 1, need=expect_bytes)
+            # What `old` holds goes away with it, unless a step still runs on it.
+            goes = old.claim if old is not None and not old.in_use else 0
+            self._make_room(old, slots=0 if old else 1, need=expect_bytes, goes=goes)
             if old is not None:
                 self._detach(old, "replaced")
             now = self._clock()
             entry = SessionCacheEntry(session_id, layers, new_cache(), now, self._wall(), now, in_use=1)
+            entry.promised = expect_bytes
             self._entries[session_id] = entry
             self._statistics.prefills += 1
             self._see()
@@ -128,7 +138,9 @@ class SessionCacheStore:
             if entry is None:
                 raise self._miss("unknown_session", past_len, 0)
             if expect_bytes and entry.past_len == past_len:  # else `begin` answers with a miss, which changes nothing
-                self._make_room(entry, slots=0, need=entry.nbytes + expect_bytes)
+                need = entry.nbytes + expect_bytes
+                self._make_room(entry, slots=0, need=need, goes=entry.claim)
+                entry.promised = max(entry.promised, need)
             entry.in_use += 1
             return entry
 
@@ -176,8 +188,10 @@ class SessionCacheStore:
         """Ends one use; to be called exactly once for each `open` and `take`."""
         with self._lock:
             entry.in_use -= 1
-            if entry.in_use == 0 and entry.detached is not None:
-                self._detached = [other for other in self._detached if other is not entry]
+            if entry.in_use == 0:
+                entry.promised = 0
+                if entry.detached is not None:
+                    self._detached = [other for other in self._detached if other is not entry]
             self._shrink()
 
     def caching_disabled(self, past_len: int) -> KVCacheMiss:
@@ -260,12 +274,22 @@ class SessionCacheStore:
             for session_id, entry in self._entries.items():
                 if entry.session_id != session_id or entry.detached is not None or entry.in_use < 0:
                     raise AssertionError(f"entry {session_id} is in the table but {entry}")
+                # The cache of an entry in use belongs to the engine's thread: only the others may be looked into.
+                if not entry.in_use and (entry.past_len, entry.nbytes) != (entry.cache.tokens, entry.cache.nbytes()):
+                    raise AssertionError(f"{entry} says something else than its cache")
+                if not entry.in_use and entry.promised:
+                    raise AssertionError(f"{entry} claims bytes for steps that ended")
             for entry in self._detached:
                 if entry.detached is None or entry.in_use < 1:
                     raise AssertionError(f"{entry} is kept although no step runs on it")
             order = [entry.last_used for entry in self._entries.values()]
             if order != sorted(order):
                 raise AssertionError("the table is not in the order of use")
+            statistics = self._statistics
+            if statistics.prefills != len(self._entries) + sum(statistics.evictions.values()):
+                raise AssertionError(f"not every session that left was counted once: {statistics}")
+            if len(order) > statistics.high_water_sessions or self._bytes() > statistics.high_water_bytes:
+                raise AssertionError(f"the table holds more than the most ever held: {statistics}")
 
     def _row(self, entry: SessionCacheEntry, now: float) -> dict[str, Any]:
         idle = now - entry.last_used
@@ -336,8 +360,10 @@ class SessionCacheStore:
             if entry is not keep and not entry.in_use and entry.last_used <= horizon
         ]
 
-    def _make_room(self, old: SessionCacheEntry | None, *, slots: int, need: int) -> None:
-        """Takes victims until `slots` more sessions fit, and `need` bytes in place of those of `old`.
+    def _make_room(self, keep: SessionCacheEntry | None, *, slots: int, need: int, goes: int) -> None:
+        """Takes victims, never `keep`, until `slots` more sessions fit, and `need` bytes in place of `goes`.
+
+        Counted are claims, not only bytes held: of prompts that arrive together each would find the budget free.
 
         Raises Busy, having taken none, when it cannot; PayloadTooLarge when it could not with the store to itself.
         """
@@ -346,15 +372,14 @@ class SessionCacheStore:
                 f"The text needs about {need} bytes of cache on this node, whose budget is {self._limits.max_bytes}: "
                 "raise MESHNET_KV_MAX_BYTES."
             )
-        victims = self._victims(keep=old)
+        victims = self._victims(keep)
         excess_sessions = max(0, len(self._entries) + slots - self._limits.max_sessions)
         taken: list[tuple[SessionCacheEntry, EvictionReason]] = [(entry, "lru") for entry in victims[:excess_sessions]]
         if excess_sessions > len(taken):
             raise Busy(f"All {self._limits.max_sessions} session slots are in use by running generations.")
         freed = sum(entry.nbytes for entry, _ in taken)
-        # What `old` holds goes away with it, unless a step still runs on it.
-        goes = old.nbytes if old is not None and not old.in_use else 0
-        excess_bytes = self._bytes() - goes - freed + need - self._limits.max_bytes
+        claimed = sum(entry.claim for entry in (*self._entries.values(), *self._detached))
+        excess_bytes = claimed - goes - freed + need - self._limits.max_bytes
         for entry in victims[len(taken) :]:
             if excess_bytes <= 0:
                 break

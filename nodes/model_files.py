@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from nodes.model_manifest import folder_fingerprint, missing_weights
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 CONFIG = "config.json"
+TOKENIZER = "tokenizer_config.json"
+WEIGHTS = "*.safetensors"
 #: What is taken from a hub: never Python code, never pickled weights, nothing from subfolders.
 HUB_FILES = [
     "config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json",
@@ -41,19 +44,25 @@ class ModelFiles:
     fingerprint: str
 
 
-def find_model(model: str, var_dir: Path, *, download: bool = True) -> ModelFiles:
+#: Which of a model's weight files are wanted, told from a folder that holds its config and index; None: all.
+Wanted = Callable[[Path], set[str] | None]
+
+
+def find_model(model: str, var_dir: Path, *, download: bool = True, wanted: Wanted | None = None) -> ModelFiles:
     """Finds the model, its folder and its fingerprint; a hub model that is not here is downloaded unless told not to.
 
-    Hashes every file the first time that it sees a folder (about 1 s per GB). Raises ModelUnavailable that says
-    what to do next.
+    With `wanted` only those weight files of a hub model are downloaded: a node needs none but its own. Hashes every
+    file the first time that it sees a folder (about 1 s per GB). Raises ModelUnavailable that says what to do next.
     """
-    name, folder, commit = locate(model, var_dir, download=download)
+    name, folder, commit = locate(model, var_dir, download=download, wanted=wanted)
     if commit is not None:
         return ModelFiles(name, folder, f"{name}@{commit}")
     return ModelFiles(name, folder, folder_fingerprint(folder))
 
 
-def locate(model: str, var_dir: Path, *, download: bool = True) -> tuple[str, Path, str | None]:
+def locate(
+    model: str, var_dir: Path, *, download: bool = True, wanted: Wanted | None = None
+) -> tuple[str, Path, str | None]:
     """Name, folder, and for a hub model its commit. Raises ModelUnavailable."""
     model = model.strip()
     kept = models_dir(var_dir) / model
@@ -68,7 +77,7 @@ def locate(model: str, var_dir: Path, *, download: bool = True) -> tuple[str, Pa
         path = path.resolve()
         return path.name, _checked(path), None
     if is_hub_id(model):
-        folder = hub_folder(model, download=download)
+        folder = hub_folder(model, download=download, wanted=wanted)
         return model, folder, folder.name
     raise ModelUnavailable(
         f"There is no model {model!r}: it is neither {DEFAULT_MODEL}, nor a folder, nor a hub id such as owner/name. "
@@ -84,8 +93,8 @@ def is_hub_id(model: str) -> bool:
     return _HUB_ID.fullmatch(model) is not None
 
 
-def hub_folder(hub_id: str, *, download: bool = True) -> Path:
-    """The snapshot folder of a hub model, named after its commit. A complete local copy is used as it is, unasked.
+def hub_folder(hub_id: str, *, download: bool = True, wanted: Wanted | None = None) -> Path:
+    """The snapshot folder of a hub model, named after its commit. A local copy with all that is wanted is used unasked.
 
     A node must come up without the hub, and two nodes that start a day apart must not get two commits: only
     `manage.py fetch_model` looks for a newer one. Raises ModelUnavailable.
@@ -99,21 +108,52 @@ def hub_folder(hub_id: str, *, download: bool = True) -> Path:
             snapshot_download(hub_id, local_files_only=True, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT)
         )
     except LocalEntryNotFoundError:  # also when some files of it are known to be missing
-        commit = _commit_in_cache(hub_id)
+        partial = _snapshot_in_cache(hub_id)
+        if partial is not None:
+            commit = partial.name
+            if wanted is not None and _has_wanted(partial, wanted):
+                return partial
     else:
         if has_all_weights(folder):
             return folder
         commit = folder.name
     if not download:
         raise ModelUnavailable(f"The hub model {hub_id} is not here. Fetch it: manage.py fetch_model {hub_id}")
-    return download_from_hub(hub_id, commit)
+    return download_from_hub(hub_id, commit, wanted=wanted)
 
 
-def download_from_hub(hub_id: str, revision: str | None = None) -> Path:
+def download_from_hub(hub_id: str, revision: str | None = None, *, wanted: Wanted | None = None) -> Path:
     """Downloads what is missing of a hub model (bars on standard error); an interrupted download goes on.
 
+    With `wanted`, config, tokenizer and index come first, and then the weight files that they show to be wanted.
     Raises ModelUnavailable that names the hub's own reason.
     """
+    patterns = HUB_FILES
+    if wanted is not None:
+        small = _snapshot(hub_id, revision, [pattern for pattern in HUB_FILES if pattern != WEIGHTS])
+        names = wanted(small)
+        if names is not None:
+            revision = small.name
+            patterns = [pattern for pattern in HUB_FILES if pattern != WEIGHTS] + sorted(names)
+    path = _checked(_snapshot(hub_id, revision, patterns))
+    missing = missing_weights(path) if patterns is HUB_FILES else [n for n in patterns if not _is_here(path, n)]
+    if missing:  # the library is content with what is here when the hub is out of reach
+        raise ModelUnavailable(_unreachable(hub_id, f"{missing[0]} is missing here"))
+    return path
+
+
+def _is_here(folder: Path, name: str) -> bool:
+    """Whether a wanted weight file is here; patterns and files that not every model has are not asked for."""
+    return name in HUB_FILES or (folder / name).exists()
+
+
+def _has_wanted(folder: Path, wanted: Wanted) -> bool:
+    names = wanted(folder) if (folder / CONFIG).exists() else None
+    return names is not None and (folder / TOKENIZER).exists() and all((folder / name).exists() for name in names)
+
+
+def _snapshot(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
+    """The snapshot with these files. Raises ModelUnavailable that names the hub's own reason."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -124,7 +164,9 @@ def download_from_hub(hub_id: str, revision: str | None = None) -> Path:
     )
 
     try:
-        folder = snapshot_download(hub_id, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT)
+        return Path(
+            snapshot_download(hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=HUB_FILES_LEFT)
+        )
     except GatedRepoError:
         raise ModelUnavailable(
             f"{hub_id} is gated: accept its terms on the hub, then set HF_TOKEN to a token that may read it."
@@ -137,11 +179,6 @@ def download_from_hub(hub_id: str, revision: str | None = None) -> Path:
         raise ModelUnavailable(f"{hub_id!r} is not a hub id: {error}") from None
     except (HTTPError, XetDownloadError, OSError) as error:
         raise ModelUnavailable(_unreachable(hub_id, error)) from None
-    path = _checked(Path(folder))
-    missing = missing_weights(path)
-    if missing:  # the library is content with what is here when the hub is out of reach
-        raise ModelUnavailable(_unreachable(hub_id, f"{missing[0]} is missing here"))
-    return path
 
 
 def has_all_weights(folder: Path) -> bool:
@@ -179,12 +216,12 @@ def _checked(folder: Path) -> Path:
     return folder.resolve()
 
 
-def _commit_in_cache(hub_id: str) -> str | None:
-    """The commit of an incomplete local copy, so that the rest is taken from the same one."""
+def _snapshot_in_cache(hub_id: str) -> Path | None:
+    """An incomplete local copy, named after its commit, so that the rest is taken from the same one."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(hub_id, CONFIG)
-    return Path(config).parent.name if isinstance(config, str) else None
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def _unreachable(hub_id: str, error: Exception | str) -> str:

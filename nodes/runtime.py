@@ -24,7 +24,7 @@ from nodes.framing import Payload
 from nodes.kv_sessions import SessionCacheEntry, SessionCacheStore, StoreLimits
 from nodes.layers import LayerRange
 from nodes.sampling import Sampling
-from nodes.shard import Embedder, ModelShard
+from nodes.shard import Embedder, ModelShard, wanted_files
 from nodes.wire import StepHeaders, Timings
 
 logger = logging.getLogger(__name__)
@@ -406,10 +406,15 @@ def boot_node() -> NodeRuntime:
 
     from nodes import model_files
 
-    found = model_files.find_model(settings.MESHNET_MODEL, settings.MESHNET_VAR_DIR)
+    layers = LayerRange.parse(settings.MESHNET_LAYERS) if settings.MESHNET_LAYERS else None
+    found = model_files.find_model(
+        settings.MESHNET_MODEL,
+        settings.MESHNET_VAR_DIR,
+        wanted=None if layers is None else wanted_files(layers, settings.MESHNET_CONTEXT_LENGTH),
+    )
     return start_node(
         found.folder,
-        LayerRange.parse(settings.MESHNET_LAYERS) if settings.MESHNET_LAYERS else None,
+        layers,
         model=found.name,
         fingerprint=found.fingerprint,
         limits=StoreLimits(

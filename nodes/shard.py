@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed.pipeline_parallel import PipelineIdentityLayer
 
 from nodes.errors import ShardRefused
-from nodes.families import check_rope, check_transformers_version, family_of
+from nodes.families import check_config, check_rope, check_tested, check_transformers_version, family_of, text_part
 from nodes.kv_cache import ShardCache
+from nodes.kv_sharing import check_sharing, runs_alone
 from nodes.layers import LayerRange
+from nodes.weight_files import Part, needed_files, view_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,26 +40,43 @@ class ModelShape:
     context_length: int
 
 
-def read_shape(folder: Path, context_length: int = 0) -> tuple[Any, ModelShape]:
-    """The model's configuration and shape. Raises ShardRefused when this code was not tested with it."""
+@dataclass(frozen=True)
+class Blueprint:
+    """The text model of a folder before its weights: configuration, shape, and the renames of a wrapped checkpoint."""
+
+    folder: Path
+    config: Any
+    shape: ModelShape
+    renames: Mapping[str, str]
+
+
+def read_blueprint(folder: Path, context_length: int = 0, *, allow_untested: bool = False) -> Blueprint:
+    """Reads the configuration alone. Raises ShardRefused when this code was not tested with it.
+
+    allow_untested lets a type outside the table pass; only the proof can then say whether it may serve.
+    """
     check_transformers_version(transformers.__version__)
     try:
         config = AutoConfig.from_pretrained(folder)
     except (ValueError, OSError) as error:
         raise ShardRefused(f"The configuration in {folder.name} cannot be read: {error}") from None
-    family_of(config)
+    config, renames = text_part(config)
+    if not allow_untested:
+        check_tested(config)
+    check_config(config)
     own_length = getattr(config, "max_position_embeddings", None) or context_length
     length = min(context_length or own_length, own_length)
     if not length:
         raise ShardRefused("The model names no context length: set MESHNET_CONTEXT_LENGTH.")
     check_rope(config, length)
-    return config, ModelShape(
+    shape = ModelShape(
         model_type=config.model_type,
         n_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         context_length=length,
     )
+    return Blueprint(folder, config, shape, renames)
 
 
 class ModelShard:
@@ -83,17 +103,20 @@ class ModelShard:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         context_length: int = 0,
+        allow_untested: bool = False,
     ) -> ModelShard:
         """Loads the layers from a local folder; None is all of them. Only their weights are read.
 
         Raises ShardRefused when the model type is untested, the layers do not exist or a weight is missing.
         """
-        config, shape = read_shape(folder, context_length)
+        blueprint = read_blueprint(folder, context_length, allow_untested=allow_untested)
+        shape = blueprint.shape
         layers = layers or LayerRange(0, shape.n_layers)
         if not LayerRange(0, shape.n_layers).holds(layers):
             raise ShardRefused(f"The model has layers 0:{shape.n_layers}; {layers} is not among them.")
-        model = _load_part(folder, config, layers, embeddings=False, dtype=dtype)
-        return cls(model.to(device), config, shape, layers)
+        check_sharing(blueprint.config, layers)
+        model = _load(blueprint, part_of(blueprint, layers), dtype)
+        return cls(model.to(device), blueprint.config, shape, layers)
 
     @property
     def is_tail(self) -> bool:
@@ -106,6 +129,10 @@ class ModelShard:
     @property
     def device(self) -> torch.device:
         return self._model.device
+
+    def runs_alone(self, layers: LayerRange) -> bool:
+        """Whether these layers of the shard may run without the others (case A11)."""
+        return runs_alone(self._config, layers)
 
     def new_cache(self, layers: LayerRange | None = None) -> ShardCache:
         """An empty cache for these layers of the shard (default: all)."""
@@ -175,10 +202,17 @@ class Embedder:
             self._lookup_is_enough = torch.equal(self._whole(probe), self._lookup(probe))
 
     @classmethod
-    def load(cls, folder: Path, *, dtype: torch.dtype = torch.float32, context_length: int = 0) -> Embedder:
+    def load(
+        cls,
+        folder: Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        context_length: int = 0,
+        allow_untested: bool = False,
+    ) -> Embedder:
         """Loads the embeddings alone. Raises ShardRefused as `ModelShard.load` does."""
-        config, shape = read_shape(folder, context_length)
-        return cls(_load_part(folder, config, LayerRange(0, 0), embeddings=True, dtype=dtype), shape)
+        blueprint = read_blueprint(folder, context_length, allow_untested=allow_untested)
+        return cls(_load(blueprint, part_of(blueprint, None), dtype), blueprint.shape)
 
     @torch.inference_mode()
     def embed(self, token_ids: list[int]) -> torch.Tensor:
@@ -200,50 +234,97 @@ def _shallow(module: Any) -> Any:
     return twin
 
 
-def _load_part(folder: Path, config: Any, layers: LayerRange, *, embeddings: bool, dtype: torch.dtype) -> Any:
+def part_of(blueprint: Blueprint, layers: LayerRange | None) -> Part:
+    """What a shard of these layers holds; None is the head's part, everything before layer 0."""
+    if layers is None:
+        return Part(LayerRange(0, 0), embeddings=True, renames=blueprint.renames)
+    tail = layers.end == blueprint.shape.n_layers
+    # The tail's language head may be the embeddings themselves.
+    return Part(layers, tail and blueprint.config.tie_word_embeddings, tail, blueprint.renames)
+
+
+def wanted_files(layers: LayerRange | None, context_length: int = 0) -> Callable[[Path], set[str] | None]:
+    """For `find_model`: which weight files of a folder a shard of these layers needs (None: the head)."""
+
+    def wanted(folder: Path) -> set[str] | None:
+        return needed_files(folder, part_of(read_blueprint(folder, context_length), layers))
+
+    return wanted
+
+
+def _load(blueprint: Blueprint, part: Part, dtype: torch.dtype) -> Any:
     """The causal model with identities in place of all that the part does not own.
 
     Loading stays transformers' own work (renames, fused experts, tied weights, dtype); safetensors are mapped, so
     what is not owned is never read. Any missing weight refuses: transformers would fill it at random with a warning.
     """
-    family = family_of(config)
-    n_layers = config.num_hidden_layers
-    is_tail = layers.end == n_layers and layers.size > 0
-    keeps_embeddings = embeddings or (is_tail and config.tie_word_embeddings)
-    whole: Any = AutoModelForCausalLM._model_mapping[type(config)]
-
-    class Part(whole):
-        # Weights of other parts are in the file and not wanted here: no warning about each of them.
-        _keys_to_ignore_on_load_unexpected = (r".*",)
-
-        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-            super().__init__(config, *args, **kwargs)
-            base = self.base_model
-            for index in range(n_layers):
-                if index not in layers:
-                    base.layers[index] = PipelineIdentityLayer()
-            if not is_tail:
-                setattr(base, family.final_norm, PipelineIdentityLayer())
-                self.lm_head = PipelineIdentityLayer()
-                self.all_tied_weights_keys: dict[str, str] = {}
-            if not keeps_embeddings:
-                base.embed_tokens = PipelineIdentityLayer()
-            if not embeddings:
-                for name, value in family.neutral.items():
-                    setattr(base, name, value)
-
-    Part.__name__ = Part.__qualname__ = whole.__name__
+    folder, config = blueprint.folder, blueprint.config
+    cut = _cut_class(blueprint, part)
     try:
-        model, report = Part.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+        with view_of(folder, part) as view:
+            model, report = cut.from_pretrained(
+                view,
+                config=config,
+                dtype=dtype,
+                output_loading_info=True,
+                key_mapping=dict(part.renames) or None,
+            )
     except (OSError, SafetensorError) as error:
         raise ShardRefused(f"The weights in {folder.name} cannot be read: {error}") from None
     missing = sorted({*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])})
     if missing:
         raise ShardRefused(
-            f"{len(missing)} weights of the layers {layers} are missing or misshapen in {folder.name}, "
+            f"{len(missing)} weights of the layers {part.layers} are missing or misshapen in {folder.name}, "
             f"{missing[0]} among them: the shard would compute with random numbers."
         )
     left = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
     if left:
         raise ShardRefused(f"{len(left)} weights were not loaded, {left[0]} among them.")
     return model.eval().requires_grad_(False)
+
+
+def sketch(blueprint: Blueprint, part: Part, dtype: torch.dtype) -> Any:
+    """The same model on the meta device: every shape and dtype of the part, no memory, no weight file opened."""
+    with torch.device("meta"):
+        return _cut_class(blueprint, part)._from_config(blueprint.config, dtype=dtype).eval().requires_grad_(False)
+
+
+def _cut_class(blueprint: Blueprint, part: Part) -> Any:
+    """The model's class, whose instances hold the part alone. Raises ShardRefused for a model that cannot be cut."""
+    config = blueprint.config
+    family = family_of(config)
+    is_head = part.layers.size == 0
+    try:
+        whole: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    except KeyError:
+        raise ShardRefused(f"Models of type {config.model_type!r} do not generate text token by token.") from None
+
+    class PartOfModel(whole):
+        # Weights of other parts are in the file and not wanted here: no warning about each of them.
+        _keys_to_ignore_on_load_unexpected = (r".*",)
+
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            base = self.base_model
+            _check_anatomy(base, config.model_type, ("layers", "embed_tokens", family.final_norm))
+            for index in range(blueprint.shape.n_layers):
+                if index not in part.layers:
+                    base.layers[index] = PipelineIdentityLayer()
+            if not part.tail:
+                setattr(base, family.final_norm, PipelineIdentityLayer())
+                self.lm_head = PipelineIdentityLayer()
+                self.all_tied_weights_keys: dict[str, str] = {}
+            if not part.embeddings:
+                base.embed_tokens = PipelineIdentityLayer()
+            if not is_head:
+                for name, value in family.neutral.items():
+                    setattr(base, name, value)
+
+    PartOfModel.__name__ = PartOfModel.__qualname__ = whole.__name__
+    return PartOfModel
+
+
+def _check_anatomy(base: Any, model_type: str, names: tuple[str, ...]) -> None:
+    absent = [name for name in names if not hasattr(base, name)]
+    if absent:
+        raise ShardRefused(f"Models of type {model_type!r} cannot be cut: their base model has no {absent[0]!r}.")

@@ -104,6 +104,67 @@ def build_model(family: str, folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
+_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+#: Multimodal checkpoints around a text model: outer type -> how to build it.
+WRAPPED: dict[str, Callable[[], Any]] = {
+    "gemma3": lambda: t.Gemma3ForConditionalGeneration(
+        t.Gemma3Config(text_config=CONFIGS["gemma3_text"]().to_dict(), vision_config=_VISION, mm_tokens_per_image=4)
+    ),
+    "mistral3": lambda: t.Mistral3ForConditionalGeneration(
+        t.Mistral3Config(
+            text_config=CONFIGS["mistral"]().to_dict(),
+            vision_config={**_VISION, "model_type": "pixtral"},
+            tie_word_embeddings=False,
+        )
+    ),
+    "qwen3_5": lambda: t.Qwen3_5ForConditionalGeneration(
+        t.Qwen3_5Config(
+            text_config=CONFIGS["qwen3_5_text"]().to_dict(),
+            vision_config={
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_heads": 2,
+                "out_hidden_size": 64,
+            },
+        )
+    ),
+    "qwen3_5_moe": lambda: t.Qwen3_5MoeForConditionalGeneration(
+        t.Qwen3_5MoeConfig(
+            text_config=CONFIGS["qwen3_5_moe_text"]().to_dict(),
+            vision_config={
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_heads": 2,
+                "out_hidden_size": 64,
+            },
+        )
+    ),
+}
+
+
+def build_wrapped(kind: str, folder: Path) -> tuple[Path, Any]:
+    """Saves a multimodal toy; returns the folder and the whole model, whose text-only answers are the reference."""
+    torch.manual_seed(0)
+    model = WRAPPED[kind]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(3)
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder, model
+
+
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """BYTE-TOK: byte-level, no merges: every byte is one token, so every emoji is split over four."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

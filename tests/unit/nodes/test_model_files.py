@@ -212,3 +212,70 @@ def test_what_the_hub_answers_is_told(hub: Hub, var: Path, error: Exception, wor
     hub.error = error
     with pytest.raises(ModelUnavailable, match=words):
         find_model("owner/name", var)
+
+
+INDEX = {"weight_map": {"model.layers.0.a": "one.safetensors", "model.layers.1.a": "two.safetensors"}}
+
+
+class HubOfManyFiles(Hub):
+    """Brings what the patterns ask for, as the library does."""
+
+    FILES = (
+        "config.json",
+        "tokenizer_config.json",
+        "model.safetensors.index.json",
+        "one.safetensors",
+        "two.safetensors",
+    )
+
+    def snapshot_download(self, hub_id: str, *, local_files_only: bool = False, **options: Any) -> str:
+        if local_files_only:
+            raise LocalEntryNotFoundError("not here")
+        if self.error is not None:
+            raise self.error
+        self.downloads.append(options)
+        self.snapshot.mkdir(parents=True, exist_ok=True)
+        for name in huggingface_hub.utils.filter_repo_objects(self.FILES, allow_patterns=options["allow_patterns"]):
+            content: Any = {"num_hidden_layers": 2} if name == "config.json" else INDEX
+            (self.snapshot / name).write_text(json.dumps(content))
+        return str(self.snapshot)
+
+
+@pytest.fixture
+def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubOfManyFiles:
+    hub = HubOfManyFiles(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    monkeypatch.setattr(
+        huggingface_hub,
+        "try_to_load_from_cache",
+        lambda hub_id, name: str(hub.snapshot / name) if (hub.snapshot / name).exists() else None,
+    )
+    return hub
+
+
+def wants(*names: str) -> Callable[[Path], set[str] | None]:
+    def wanted(folder: Path) -> set[str] | None:
+        assert (folder / "config.json").exists()
+        return set(names)
+
+    return wanted
+
+
+def test_a_node_downloads_only_the_files_that_hold_its_layers(many: HubOfManyFiles, var: Path) -> None:
+    found = find_model("owner/name", var, wanted=wants("two.safetensors"))
+    assert sorted(path.name for path in found.folder.glob("*.safetensors")) == ["two.safetensors"]
+    assert found.fingerprint == f"owner/name@{COMMIT}", "the same model, whatever part of it is here"
+    assert [options["revision"] for options in many.downloads] == [None, COMMIT], "one commit for both downloads"
+
+
+def test_a_part_that_is_here_is_used_without_asking_the_hub(many: HubOfManyFiles, var: Path) -> None:
+    find_model("owner/name", var, wanted=wants("two.safetensors"))
+    many.error = OSError("no network")
+    assert find_model("owner/name", var, wanted=wants("two.safetensors")).folder == many.snapshot
+    with pytest.raises(ModelUnavailable, match="cannot be reached"):
+        find_model("owner/name", var, wanted=wants("one.safetensors"))
+
+
+def test_a_model_in_one_file_is_downloaded_whole(many: HubOfManyFiles, var: Path) -> None:
+    found = find_model("owner/name", var, wanted=lambda folder: None)
+    assert len(list(found.folder.glob("*.safetensors"))) == 2

@@ -1,0 +1,397 @@
+"""The session store under pressure: hypothesis drives it and its clock against a model that a page can hold.
+
+The model says of every call what it must return or raise, what it takes away and why; after each call the store's
+statistics, rows and bytes are compared with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from nodes.errors import Busy, KVCacheMiss, MeshnetError, PayloadTooLarge, Released
+from nodes.kv_sessions import TOMBSTONE_SECONDS, SessionCacheEntry, SessionCacheStore, StoreLimits
+from nodes.layers import LayerRange
+from tests.conftest import Clock
+
+WHOLE, PART_START, PART_END = LayerRange(0, 4), LayerRange(1, 4), LayerRange(0, 3)
+BYTES = 10  # a token
+LIMITS = StoreLimits(ttl_seconds=60.0, max_sessions=3, max_bytes=40 * BYTES, active_seconds=10.0)
+
+names = st.sampled_from("abcde")
+seconds = st.sampled_from([0.0, 0.0, 0.0, 0.5, 4.0, 10.0, 11.0, 60.0, 61.0])
+tokens = st.integers(1, 24)
+
+
+class FakeCache:
+    """Ten bytes a token."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def nbytes(self) -> int:
+        return BYTES * self.tokens
+
+
+@dataclass(eq=False)
+class Held:
+    """What the model knows of one session; `gone` says why it left."""
+
+    name: str
+    last_used: float
+    tokens: int = 0
+    promised: int = 0
+    hits: int = 0
+    in_use: int = 0
+    gone: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return BYTES * self.tokens
+
+    @property
+    def claim(self) -> int:
+        return max(self.nbytes, self.promised)
+
+
+@dataclass(eq=False)
+class Step:
+    """A step between its arrival and its end."""
+
+    entry: SessionCacheEntry
+    held: Held
+    past_len: int | None
+    size: int
+    layers: LayerRange
+
+
+@dataclass
+class Model:
+    """The store in plain words."""
+
+    clock: Clock
+    live: dict[str, Held] = field(default_factory=dict)  # least recently used first
+    tombstones: dict[str, float] = field(default_factory=dict)
+    left: Counter[str] = field(default_factory=Counter)
+    misses: Counter[str] = field(default_factory=Counter)
+    hits: int = 0
+    prefills: int = 0
+
+    def leave(self, held: Held, reason: str) -> None:
+        if held.gone is None:
+            held.gone = reason
+            del self.live[held.name]
+            self.left[reason] += 1
+
+    def expire(self) -> None:
+        for held in list(self.live.values()):
+            if not held.in_use and self.clock.now - held.last_used > LIMITS.ttl_seconds:
+                self.leave(held, "ttl")
+
+    def is_released(self, name: str) -> bool:
+        return self.clock.now - self.tombstones.get(name, float("-inf")) < TOMBSTONE_SECONDS
+
+    def victims(self, keep: Held | None = None) -> list[Held]:
+        return [
+            held
+            for held in self.live.values()
+            if held is not keep and not held.in_use and self.clock.now - held.last_used >= LIMITS.active_seconds
+        ]
+
+    def room(self, keep: Held | None, slots: int, claimed: int) -> list[tuple[Held, str]] | None:
+        """Who goes, and why, until so many more sessions and bytes fit; None when that cannot be."""
+        going: list[tuple[Held, str]] = []
+        sessions = len(self.live) + slots
+        for held in self.victims(keep):
+            if sessions > LIMITS.max_sessions:
+                going.append((held, "lru"))
+            elif claimed > LIMITS.max_bytes:
+                going.append((held, "bytes"))
+            else:
+                break
+            sessions, claimed = sessions - 1, claimed - held.claim
+        return going if sessions <= LIMITS.max_sessions and claimed <= LIMITS.max_bytes else None
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Arrival, begin, end and failure of steps come in any order; time passes before each call, not after it."""
+
+    @initialize()
+    def start(self) -> None:
+        self.clock = Clock()
+        self.store = SessionCacheStore(LIMITS, clock=self.clock, wall=lambda: 0.0)
+        self.model = Model(self.clock)
+        self.waiting: list[Step] = []
+        self.running: list[Step] = []
+        self.ended: list[Step] = []
+        self.most_sessions = self.most_bytes = 0
+
+    # -- what the model is compared with
+
+    def everything(self) -> list[Held]:
+        """The sessions whose bytes count: those in the table and those that a step still uses."""
+        steps = (*self.waiting, *self.running, *self.ended)
+        return list({id(held): held for held in (*self.model.live.values(), *(step.held for step in steps))}.values())
+
+    def bytes_held(self) -> int:
+        return sum(held.nbytes for held in self.everything())
+
+    def claimed(self) -> int:
+        return sum(held.claim for held in self.everything())
+
+    def see(self) -> None:
+        self.most_sessions = max(self.most_sessions, len(self.model.live))
+        self.most_bytes = max(self.most_bytes, self.bytes_held())
+
+    def expect(self, error: type[MeshnetError] | None, call: Callable[[], Any]) -> Any:
+        """The call's result; None when it raised the error that it had to raise."""
+        try:
+            result = call()
+        except MeshnetError as raised:
+            assert error is not None and type(raised) is error, raised
+            if isinstance(raised, KVCacheMiss):
+                self.model.misses[raised.extra["reason"]] += 1
+            return None
+        assert error is None, f"{error} was expected"
+        return result
+
+    # -- arrivals
+
+    @rule(name=names, size=tokens, later=seconds)
+    def prefill_arrives(self, name: str, size: int, later: float) -> None:
+        self.clock.advance(later)
+        self.model.expire()
+        need = BYTES * size
+        old = self.model.live.get(name)
+        goes = old.claim if old is not None and not old.in_use else 0
+        going = self.model.room(old, 0 if old else 1, self.claimed() - goes + need)
+        error: type[MeshnetError] | None = None
+        if self.model.is_released(name):
+            error = Released
+        elif need > LIMITS.max_bytes:
+            error = PayloadTooLarge
+        elif going is None:
+            error = Busy
+        entry = self.expect(error, lambda: self.store.open(name, WHOLE, FakeCache, need))
+        if entry is None:
+            return
+        for held, reason in [*(going or []), *([(old, "replaced")] if old else [])]:
+            self.model.leave(held, reason)
+        new = Held(name, self.clock.now, promised=need, in_use=1)
+        self.model.live[name] = new
+        self.model.prefills += 1
+        self.waiting.append(Step(entry, new, None, size, WHOLE))
+        self.see()
+
+    @rule(
+        name=names,
+        size=st.sampled_from([1, 1, 1, 4, 9, 41]),
+        off=st.sampled_from([0, 0, 0, 0, -1, 1]),
+        layers=st.sampled_from([WHOLE, WHOLE, WHOLE, PART_START, PART_END]),
+        later=seconds,
+    )
+    def decode_arrives(self, name: str, size: int, off: int, layers: LayerRange, later: float) -> None:
+        self.clock.advance(later)
+        self.model.expire()
+        held = self.model.live.get(name)
+        past_len = max(0, (held.tokens if held else 7) + off)
+        more = BYTES * size if size > 1 else 0  # a single token is always taken
+        need = (held.nbytes if held else 0) + more
+        going: list[tuple[Held, str]] | None = []
+        error: type[MeshnetError] | None = None
+        if self.model.is_released(name):
+            error = Released
+        elif held is None:
+            error = KVCacheMiss
+        elif more and past_len == held.tokens:
+            going = self.model.room(held, 0, self.claimed() - held.claim + need)
+            error = PayloadTooLarge if need > LIMITS.max_bytes else Busy if going is None else None
+        entry = self.expect(error, lambda: self.store.take(name, past_len, more))
+        if entry is None or held is None:
+            return
+        for victim, reason in going or []:
+            self.model.leave(victim, reason)
+        if more and past_len == held.tokens:
+            held.promised = max(held.promised, need)
+        held.in_use += 1
+        self.waiting.append(Step(entry, held, past_len, size, layers))
+
+    # -- on the engine's thread
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), later=seconds)
+    def step_begins(self, data: st.DataObject, later: float) -> None:
+        free = [step for step in self.waiting if not any(step.held is other.held for other in self.running)]
+        if not free:
+            return
+        step = data.draw(st.sampled_from(free))
+        self.clock.advance(later)
+        self.waiting.remove(step)
+        held = step.held
+        error: type[MeshnetError] | None = None
+        if held.gone and self.model.is_released(held.name):
+            error = Released
+        elif step.past_len is None:
+            error = Released if held.gone == "replaced" else None
+        elif held.gone or step.layers != WHOLE or step.past_len != held.tokens:
+            error = KVCacheMiss
+        began = self.expect(error, lambda: (self.store.begin(step.entry, step.layers, step.past_len), True)[1])
+        if began is None:
+            self.ended.append(step)
+            return
+        if step.past_len is not None:
+            held.hits += 1
+            self.model.hits += 1
+        self.running.append(step)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), later=seconds)
+    def step_succeeds(self, data: st.DataObject, later: float) -> None:
+        step = data.draw(st.sampled_from(self.running))
+        self.clock.advance(later)
+        self.running.remove(step)
+        self.ended.append(step)
+        step.entry.cache.tokens += step.size
+        step.held.tokens += step.size
+        assert self.store.commit(step.entry) == step.held.tokens
+        step.held.last_used = self.clock.now
+        if step.held.gone is None:
+            self.model.live[step.held.name] = self.model.live.pop(step.held.name)
+        self.see()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), half=st.booleans())
+    def step_fails(self, data: st.DataObject, half: bool) -> None:
+        step = data.draw(st.sampled_from(self.running))
+        self.running.remove(step)
+        self.ended.append(step)
+        step.entry.cache.tokens += step.size if half else 0  # some layers appended before one failed
+        self.store.fail(step.entry)
+        self.model.leave(step.held, "error")
+
+    @precondition(lambda self: self.ended)
+    @rule(data=st.data(), later=seconds)
+    def step_is_over(self, data: st.DataObject, later: float) -> None:
+        step = data.draw(st.sampled_from(self.ended))
+        self.clock.advance(later)
+        self.ended.remove(step)
+        step.held.in_use -= 1
+        if not step.held.in_use:
+            step.held.promised = 0
+        self.store.done(step.entry)
+        self.shrink()
+
+    def shrink(self) -> None:
+        excess = self.bytes_held() - LIMITS.max_bytes
+        for victim in self.model.victims():
+            if excess <= 0:
+                return
+            excess -= victim.nbytes
+            self.model.leave(victim, "bytes")
+        assert self.bytes_held() <= LIMITS.max_bytes or not self.model.victims()
+
+    # -- evictions
+
+    @rule(chosen=st.lists(names, max_size=3), by=st.sampled_from(["operator", "released"]), later=seconds)
+    def some_are_evicted(self, chosen: list[str], by: Any, later: float) -> None:
+        self.clock.advance(later)
+        self.model.expire()
+        once = list(dict.fromkeys(chosen))
+        expected = [name for name in once if name in self.model.live], [n for n in once if n not in self.model.live]
+        assert self.store.evict(chosen, by) == expected
+        for name in expected[0]:
+            self.model.leave(self.model.live[name], by)
+
+    @rule(idle=st.sampled_from([0.0, 3.0, 30.0]), later=seconds)
+    def the_idle_are_evicted(self, idle: float, later: float) -> None:
+        self.clock.advance(later)
+        self.model.expire()
+        expected = [h for h in self.model.live.values() if not h.in_use and self.clock.now - h.last_used > idle]
+        assert self.store.evict_idle(idle) == [held.name for held in expected]
+        for held in expected:
+            self.model.leave(held, "operator")
+
+    @rule(later=seconds)
+    def all_are_evicted(self, later: float) -> None:
+        self.clock.advance(later)
+        self.model.expire()
+        assert self.store.evict_all() == list(self.model.live)
+        for held in list(self.model.live.values()):
+            self.model.leave(held, "operator")
+
+    @rule(name=names, later=seconds)
+    def one_is_released(self, name: str, later: float) -> None:
+        self.clock.advance(later)
+        held = self.model.live.get(name)
+        assert self.store.release(name) is (held is not None)
+        self.model.tombstones[name] = self.clock.now
+        if held is not None:
+            self.model.leave(held, "released")
+
+    @rule(later=seconds)
+    def the_sweeper_comes(self, later: float) -> None:
+        self.clock.advance(later)
+        self.store.sweep()
+        self.model.expire()
+        self.shrink()
+
+    # -- after every call
+
+    @invariant()
+    def the_store_agrees_with_the_model(self) -> None:
+        self.store.check_integrity()
+        snapshot = self.store.snapshot()
+        self.model.expire()
+        stats, rows = snapshot["stats"], snapshot["sessions"]
+        assert [row["id"] for row in rows] == list(reversed(self.model.live))
+        assert stats["sessions"] == len(rows)
+        for row in rows:
+            held = self.model.live[row["id"]]
+            assert (row["past_len"], row["bytes"], row["hits"]) == (held.tokens, held.nbytes, held.hits)
+            assert row["busy"] == (held.in_use > 0)
+            assert row["idle_seconds"] == round(self.clock.now - held.last_used, 3)
+        assert stats["bytes"] == self.bytes_held()
+        assert {reason: n for reason, n in stats["evictions"].items() if n} == +self.model.left
+        assert {reason: n for reason, n in stats["misses"].items() if n} == +self.model.misses
+        assert (stats["hits"], stats["prefills"]) == (self.model.hits, self.model.prefills)
+        assert stats["prefills"] == len(rows) + sum(stats["evictions"].values())
+        assert (stats["high_water_sessions"], stats["high_water_bytes"]) == (self.most_sessions, self.most_bytes)
+
+    @invariant()
+    def the_caps_hold(self) -> None:
+        assert len(self.model.live) <= LIMITS.max_sessions
+
+    @invariant()
+    def nothing_in_use_was_taken_to_make_room(self) -> None:
+        for step in (*self.waiting, *self.running):
+            assert step.held.gone not in ("lru", "bytes", "ttl")
+            assert step.entry.detached == step.held.gone
+
+    def teardown(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for step in self.running:
+            self.store.fail(step.entry)
+        for step in (*self.waiting, *self.running, *self.ended):
+            self.store.done(step.entry)
+        self.store.check_integrity()
+        self.store.evict_all()
+        stats = self.store.snapshot()["stats"]
+        assert (stats["sessions"], stats["bytes"]) == (0, 0)
+        assert stats["prefills"] == sum(stats["evictions"].values())
+
+
+TestStoreUnderPressure = StoreMachine.TestCase
+TestStoreUnderPressure.settings = settings(
+    max_examples=60,
+    stateful_step_count=50,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

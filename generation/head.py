@@ -37,7 +37,7 @@ from nodes.errors import (
 )
 from nodes.framing import Payload
 from nodes.sampling import Sampling
-from nodes.wire import StepHeaders
+from nodes.wire import StepHeaders, Timings
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +50,8 @@ LINE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
 #: A node that does not take a slot back in time frees it by itself, once the session is no longer active.
 GIVE_BACK_SECONDS = 5.0
+#: A time line is for people: it ends after so many events.
+MOST_EVENTS = 200
 #: Re-prefills in a row without a new token before the generation is given up.
 MAX_REPAIRS = 3
 #: Faults that another plan may repair; the node that raised one is avoided for a while.
@@ -95,6 +97,22 @@ class Job:
 
 
 @dataclass
+class HopTimes:
+    """Where the time went on one node, milliseconds over all steps. network: framing and HTTP included."""
+
+    steps: int = 0
+    compute_ms: float = 0.0
+    queue_ms: float = 0.0
+    network_ms: float = 0.0
+
+    def add(self, total_ms: float, timings: Timings) -> None:
+        self.steps += 1
+        self.compute_ms += timings.compute_ms
+        self.queue_ms += timings.queue_ms
+        self.network_ms += max(0.0, total_ms - timings.compute_ms - timings.queue_ms)
+
+
+@dataclass
 class Progress:
     """What happened so far; written by the loop's thread, read by whoever keeps records. Times in seconds."""
 
@@ -109,6 +127,9 @@ class Progress:
     route: Route | None = None
     touched: set[str] = field(default_factory=set)
     finish_reason: str = ""
+    hops: dict[str, HopTimes] = field(default_factory=dict)
+    #: Seconds since the start, what happened, and on which node or why; bounded.
+    events: list[tuple[float, str, str]] = field(default_factory=list)
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -223,6 +244,7 @@ class TokenLoop:
     def _prefill(self, text: list[int]) -> list[int] | None:
         """The whole text through the route, in pieces when it is cached; None when stopped on the way."""
         route = self.progress.route or self._plan()
+        self._tell("prefill" if self.progress.prefills == 0 else "re-prefill", f"{len(text)} tokens")
         self.progress.prefills += 1
         size = self._settings.piece_tokens if self.progress.cached else len(text)
         new: list[int] = []
@@ -263,7 +285,10 @@ class TokenLoop:
 
     def _step(self, hop: Hop, headers: StepHeaders, payload: Payload) -> StepAnswer:
         self.progress.touched.add(hop.url)
-        return self._directory.client(hop.url).forward(headers, payload, timeout=self._settings.step_timeout)
+        begun = self._clock()
+        answer = self._directory.client(hop.url).forward(headers, payload, timeout=self._settings.step_timeout)
+        self.progress.hops.setdefault(hop.url, HopTimes()).add((self._clock() - begun) * 1e3, answer.timings)
+        return answer
 
     def _headers(self, hop: Hop, route: Route, past_len: int, fresh: bool) -> StepHeaders:
         cached = self.progress.cached
@@ -343,8 +368,10 @@ class TokenLoop:
     def _note(self, error: MeshnetError) -> None:
         if isinstance(error, KVCacheMiss):
             self.progress.cache_misses += 1
+            self._tell("cache miss", f"{error.extra.get('reason')} on {error.node}")
             logger.info("Cache miss (%s); prefilling again.", error.extra.get("reason"))
             return
+        self._tell("failover", f"{error.code} on {error.node}")
         if isinstance(error, _NODE_FAULTS) and error.node is not None:
             self._directory.suspect(error.node)
         self.progress.failovers += 1
@@ -358,6 +385,7 @@ class TokenLoop:
         """
         if self._clock() >= give_up_at:
             raise error
+        self._tell("waiting", error.code)
         self._give_back()
         self._line.enter(self)
         if self._line.is_first(self):
@@ -379,12 +407,19 @@ class TokenLoop:
         self.progress.touched.clear()
         self.progress.route = None
 
+    def _tell(self, event: str, detail: str) -> None:
+        """Puts an event on the time line; stateless generations would put one for every token."""
+        events = self.progress.events
+        if len(events) < MOST_EVENTS and not (event == "re-prefill" and not self.progress.cached):
+            events.append((round(self._clock() - self.progress.started, 3), event, detail))
+
     def _count(self) -> None:
         now = self._clock()
         self.progress.completion_tokens += 1
         self.progress.last_token_at = now
         if self.progress.first_token_at is None:
             self.progress.first_token_at = now
+            self._tell("first token", "")
 
 
 class _Uncached(Exception):

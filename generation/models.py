@@ -70,6 +70,14 @@ class Generation(models.Model):
     prefills = models.PositiveIntegerField(default=0)
     cache_misses = models.PositiveIntegerField(default=0)
     failovers = models.PositiveIntegerField(default=0)
+    cancel_requested = models.BooleanField(default=False, help_text="Seen by its owner's keeper within a second.")
+    hops = models.JSONField(
+        default=list,
+        help_text='[{"node": url, "steps": n, "compute_ms": …, "queue_ms": …, "network_ms": …}, …], totals',
+    )
+    timeline = models.JSONField(
+        default=list, help_text='[{"at": seconds since the start, "event": "prefill", "detail": …}, …]'
+    )
     cached = models.BooleanField(default=True, help_text="False when a node could not cache and each step ran it all.")
     time_to_first_token = models.FloatField(null=True, blank=True, help_text="Seconds.")
     tokens_per_second = models.FloatField(null=True, blank=True, help_text="Of the decode phase.")
@@ -78,6 +86,7 @@ class Generation(models.Model):
 
     class Meta:
         ordering = ("-started_at",)
+        permissions = (("cancel_generation", "Can cancel running generations"),)
 
     def __str__(self) -> str:
         return f"{self.model_name} {self.session_id[:8]}"

@@ -69,6 +69,17 @@ class Record:
                 cache_misses=progress.cache_misses,
                 failovers=progress.failovers,
                 cached=progress.cached,
+                hops=[
+                    {
+                        "node": url,
+                        "steps": times.steps,
+                        "compute_ms": round(times.compute_ms, 1),
+                        "queue_ms": round(times.queue_ms, 1),
+                        "network_ms": round(times.network_ms, 1),
+                    }
+                    for url, times in progress.hops.items()
+                ],
+                timeline=[{"at": at, "event": event, "detail": detail} for at, event, detail in progress.events],
                 time_to_first_token=progress.time_to_first_token,
                 tokens_per_second=progress.tokens_per_second,
                 finished_at=timezone.now(),

@@ -176,10 +176,15 @@ def boot_head() -> HeadRuntime:
     found = find_model(
         settings.MESHNET_MODEL,
         settings.MESHNET_VAR_DIR,
-        wanted=wanted_files(None, settings.MESHNET_CONTEXT_LENGTH),
+        wanted=wanted_files(
+            None, settings.MESHNET_CONTEXT_LENGTH, allow_untested=settings.MESHNET_ALLOW_UNTESTED_MODELS
+        ),
     )
     embedder = Embedder.load(
-        found.folder, dtype=DTYPES[settings.MESHNET_DTYPE], context_length=settings.MESHNET_CONTEXT_LENGTH
+        found.folder,
+        dtype=DTYPES[settings.MESHNET_DTYPE],
+        context_length=settings.MESHNET_CONTEXT_LENGTH,
+        allow_untested=settings.MESHNET_ALLOW_UNTESTED_MODELS,
     )
     # Beside an engine in this process, embedding too belongs on the engine's thread (DESIGN fact 7).
     embeds: Embeds = embedder if node_app.runtime is None else node_app.runtime.on_engine(embedder)

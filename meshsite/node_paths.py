@@ -10,7 +10,7 @@ from django.urls import Resolver404, resolve
 from nodes import views
 
 #: First parts of the paths that a node serves and a head does not.
-NODE_PATHS = frozenset({"forward", "sessions", "status"})
+NODE_PATHS = frozenset({"forward", "sessions", "status", "limits", "drain"})
 
 
 class NodePathsFirst:

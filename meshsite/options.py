@@ -47,6 +47,12 @@ OPTIONS = (
         "SmolLM2-135M-Instruct",
         "The model: the default model's name, a local folder, or a hub id.",
     ),
+    Option(
+        "MESHNET_ALLOW_UNTESTED_MODELS",
+        "bool",
+        False,
+        "Whether a model type that was not tested may be served, if its shards pass the proof.",
+    ),
     # -- nodes
     Option("MESHNET_LAYERS", "str", "", "Layers that this node holds, `start:end` without the end; empty for all."),
     Option(

@@ -16,6 +16,7 @@ _options = read_options()
 MESHNET_SECRET: str = _options["MESHNET_SECRET"]
 MESHNET_BIND: str = _options["MESHNET_BIND"]
 MESHNET_MODEL: str = _options["MESHNET_MODEL"]
+MESHNET_ALLOW_UNTESTED_MODELS: bool = _options["MESHNET_ALLOW_UNTESTED_MODELS"]
 MESHNET_LAYERS: str = _options["MESHNET_LAYERS"]
 MESHNET_DTYPE: str = _options["MESHNET_DTYPE"]
 MESHNET_DEVICE: str = _options["MESHNET_DEVICE"]

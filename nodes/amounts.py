@@ -1,4 +1,4 @@
-"""How seconds and bytes are written for people, and how a stretch of time is read from them."""
+"""How seconds and bytes are written for people and read from them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from typing import Any
 #: What stands where a node did not say a number.
 MISSING = "-"
 
+_SIZES = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -17,6 +22,19 @@ def parse_seconds(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is not a stretch of time: write seconds, or 90s, 10m, 1h, 2d.")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def parse_bytes(text: str) -> int:
+    """`"8GiB"`, `"8 GB"`, `"8192MiB"`, `"1.5TiB"` or bytes -> bytes. Raises ValueError on anything else and on 0."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([A-Za-z]*)", text.strip(), re.ASCII)
+    size = _SIZES.get(match[2].lower()) if match is not None else None
+    if match is None or size is None:
+        # A bare G would be a guess between two numbers that are 7 % apart.
+        raise ValueError(f"{text!r} is not a size: write bytes, or 8GiB, 8GB, 8192MiB.")
+    count = int(float(match[1]) * size) if "." in match[1] else int(match[1]) * size
+    if count < 1:
+        raise ValueError(f"{text!r} is no memory at all.")
+    return count
 
 
 def human_seconds(seconds: Any) -> str:

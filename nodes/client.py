@@ -65,6 +65,8 @@ class NodeClient(Protocol):
         everything: bool = False,
         timeout: float,
     ) -> dict[str, Any]: ...
+    def set_limits(self, changes: dict[str, Any], *, timeout: float) -> dict[str, Any]: ...
+    def set_draining(self, draining: bool, *, timeout: float) -> None: ...
 
 
 class _ExpiringPool(urllib3.HTTPConnectionPool):
@@ -163,6 +165,13 @@ class HttpNodeClient:
         answer = self._request("POST", "/sessions/evict", json.dumps(body).encode(), wire.JSON_TYPE, timeout)
         return self._json(answer.data)
 
+    def set_limits(self, changes: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+        body = json.dumps(changes).encode()
+        return self._json(self._request("PATCH", "/limits", body, wire.JSON_TYPE, timeout).data)
+
+    def set_draining(self, draining: bool, *, timeout: float) -> None:
+        self._request("POST" if draining else "DELETE", "/drain", None, wire.JSON_TYPE, timeout)
+
     def _request(
         self,
         method: str,
@@ -247,3 +256,12 @@ class LocalNodeClient:
         timeout: float,
     ) -> dict[str, Any]:
         return self._runtime.evict(ids=ids, idle_longer_than=idle_longer_than, everything=everything)
+
+    def set_limits(self, changes: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+        return self._runtime.set_limits(changes)
+
+    def set_draining(self, draining: bool, *, timeout: float) -> None:
+        if draining:
+            self._runtime.drain()
+        else:
+            self._runtime.undrain()

@@ -247,6 +247,16 @@ class SessionCacheStore:
             while self._tombstones and next(iter(self._tombstones.values())) < horizon:
                 self._tombstones.popitem(last=False)
 
+    def set_limits(self, limits: StoreLimits) -> None:
+        """New limits for a running store. Lowered ones take idle sessions only; the rest shrinks as sessions end."""
+        with self._lock:
+            self._limits = limits
+            self._expire()
+            excess = len(self._entries) - limits.max_sessions
+            for entry in self._victims()[: max(0, excess)]:
+                self._detach(entry, "lru")
+            self._shrink()
+
     # -- looking
 
     @property

@@ -19,9 +19,14 @@ class Node(models.Model):
     version = models.CharField(max_length=32, blank=True)
     added_at = models.DateTimeField(auto_now_add=True)
     seen_at = models.DateTimeField(null=True, blank=True, help_text="When the node last answered.")
+    is_removed = models.BooleanField(default=False, help_text="An operator took it out: no route uses it.")
 
     class Meta:
         ordering = ("start_layer", "url")
+        permissions = (
+            ("limit_node", "Can change the limits of running nodes"),
+            ("drain_node", "Can drain and remove nodes"),
+        )
 
     def __str__(self) -> str:
         return self.url
@@ -29,6 +34,37 @@ class Node(models.Model):
     @property
     def layers(self) -> str:
         return "" if self.start_layer is None else f"{self.start_layer}:{self.end_layer}"
+
+
+class NodeSample(models.Model):
+    """One node's numbers at the end of one interval: written by keepers only, one row per node and interval."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="samples")
+    at = models.DateTimeField(db_index=True, help_text="The interval's end, the same for every keeper.")
+    sessions = models.PositiveIntegerField()
+    bytes = models.PositiveBigIntegerField()
+    evictions = models.PositiveBigIntegerField(help_text="Since the node's start, all reasons together.")
+    tokens = models.PositiveBigIntegerField(help_text="Positions computed since the node's start.")
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=("node", "at"), name="one_sample_per_interval"),)
+        ordering = ("at",)
+
+    def __str__(self) -> str:
+        return f"{self.node_id} {self.at:%H:%M:%S}"
+
+
+class Mesh(models.Model):
+    """The mesh as a whole. Nothing is stored: this row gives the overview its place in the admin and a permission."""
+
+    class Meta:
+        managed = False
+        default_permissions = ("view",)
+        verbose_name = "mesh overview"
+        verbose_name_plural = "mesh overview"
+
+    def __str__(self) -> str:
+        return "mesh"
 
 
 class KVSession(models.Model):

@@ -8,6 +8,7 @@ import logging
 import platform
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +17,17 @@ from typing import Any
 import torch
 import transformers
 
-from nodes import framing, proof, sampling
+from nodes import framing, proof, proof_record, sampling
 from nodes.client import StepAnswer
 from nodes.engine import Engine
-from nodes.errors import BadRequest, Busy, ComputeFailed, Draining, WrongLayers, WrongModel
+from nodes.errors import BadRequest, Busy, ComputeFailed, Draining, MeshnetError, WrongLayers, WrongModel
 from nodes.framing import Payload
 from nodes.kv_sessions import SessionCacheEntry, SessionCacheStore, StoreLimits
 from nodes.layers import LayerRange
+from nodes.limits import changed_limits
 from nodes.sampling import Sampling
 from nodes.shard import Embedder, ModelShard, wanted_files
+from nodes.step_statistics import StepStatistics
 from nodes.wire import StepHeaders, Timings
 
 logger = logging.getLogger(__name__)
@@ -70,6 +73,10 @@ class NodeRuntime:
         self._decode_text = decode_text or (lambda token_id: "")
         # Each of them holds a thread of the server: cached steps, probes and evictions must find one too.
         self._stateless_slots = threading.BoundedSemaphore(store.limits.max_sessions)
+        self._statistics = StepStatistics()
+        self._started_at = time.time()
+        # The server has threads for twice the slots that it was started with.
+        self._most_sessions = 2 * store.limits.max_sessions
         self._draining = threading.Event()
         self._stopped = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, args=(sweep_seconds,), name="meshnet-sweeper", daemon=True)
@@ -79,6 +86,16 @@ class NodeRuntime:
 
     def forward(self, headers: StepHeaders, payload: Payload) -> StepAnswer:
         """Runs one step and waits for it. Raises MeshnetError subclasses; an error changes no other session."""
+        try:
+            answer = self._forward(headers, payload)
+        except MeshnetError as error:
+            self._statistics.fail(error)
+            raise
+        mode = "stateless" if answer.past_len is None else str(headers.cache)
+        self._statistics.count(mode, payload.hidden.shape[1], answer.timings)
+        return answer
+
+    def _forward(self, headers: StepHeaders, payload: Payload) -> StepAnswer:
         layers = self._check(headers, payload)
         params = self._sampling(payload, layers)
         if headers.cache is None or not self._caches:
@@ -189,6 +206,8 @@ class NodeRuntime:
             raise BadRequest(f"Layers {layers} hold no layer.")
         if not own.holds(layers):
             raise WrongLayers(f"This node holds layers {own}, not {layers}.")
+        if layers != own and not self._shard.runs_alone(layers):
+            raise WrongLayers(f"The layers {layers} reuse keys of layers before {start}: they cannot run alone.")
         hidden = payload.hidden
         if hidden.shape[2] != shape.hidden_size:
             raise BadRequest(f"hidden_states must have {shape.hidden_size} values a token, not {hidden.shape[2]}.")
@@ -254,6 +273,13 @@ class NodeRuntime:
             logger.info("An operator evicted %d sessions.", len(evicted))
         return {"evicted": evicted, "unknown": unknown}
 
+    def set_limits(self, changes: Any) -> dict[str, Any]:
+        """Changes limits until the restart; lowered ones take idle sessions only. Raises BadRequest by field."""
+        limits = changed_limits(self._store.limits, changes, most_sessions=self._most_sessions)
+        self._store.set_limits(limits)
+        logger.info("Limits changed to %s.", limits)
+        return limits.as_json()
+
     # -- the node itself
 
     @property
@@ -289,17 +315,19 @@ class NodeRuntime:
             "kv_bytes_per_token": self._verdict.footprint.per_token,
             "kv_bytes_of_full_context": self._verdict.footprint.bytes(shape.context_length),
             "rss_bytes": resident_bytes(),
-            "versions": {
-                "meshnet": VERSION,
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "python": platform.python_version(),
-            },
+            "started_at": self._started_at,
+            "work": self._statistics.as_json(),
+            "versions": versions(),
         }
 
     def drain(self) -> None:
         """No new sessions from here on; running ones go on."""
         self._draining.set()
+
+    def undrain(self) -> None:
+        """New sessions are taken again, unless the node is stopping."""
+        if not self._stopped.is_set():
+            self._draining.clear()
 
     def stop(self) -> None:
         """Ends the sweeper and, after what is queued, the engine."""
@@ -333,6 +361,15 @@ class EngineEmbedder:
         return self._engine.submit(work).result().value
 
 
+def versions() -> dict[str, str]:
+    return {
+        "meshnet": VERSION,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
 def resident_bytes() -> int:
     """Memory of this process that is in RAM (Linux; 0 elsewhere)."""
     try:
@@ -357,21 +394,39 @@ def start_node(
     context_length: int = 0,
     kv_enabled: bool = True,
     sweep_seconds: float = 1.0,
+    allow_untested: bool = False,
+    proofs: Path | None = None,
 ) -> NodeRuntime:
-    """Loads and proves a shard on a new engine's thread. Raises ShardRefused when it must not serve."""
+    """Loads and proves a shard on a new engine's thread. Raises ShardRefused when it must not serve.
+
+    proofs is the folder where verdicts are kept; None proves every time.
+    """
     engine = Engine(threads)
     engine.start()
     try:
         shard = (
             engine.submit(
                 lambda: ModelShard.load(
-                    folder, layers, dtype=framing.DTYPES[dtype], device=device, context_length=context_length
+                    folder,
+                    layers,
+                    dtype=framing.DTYPES[dtype],
+                    device=device,
+                    context_length=context_length,
+                    allow_untested=allow_untested,
                 )
             )
             .result()
             .value
         )
-        verdict = engine.submit(lambda: proof.prove(shard)).result().value
+        key = proof_record.ProofKey(
+            fingerprint,
+            str(shard.layers),
+            dtype,
+            device,
+            shard.shape.context_length,
+            {**versions(), "platform": platform.platform()},
+        )
+        verdict = engine.submit(lambda: proof_record.proved(key, proofs, lambda: proof.prove(shard))).result().value
         decode_text = _token_text(folder) if shard.is_tail else None
     except BaseException:
         engine.stop()
@@ -406,11 +461,14 @@ def boot_node() -> NodeRuntime:
 
     from nodes import model_files
 
+    allow_untested = settings.MESHNET_ALLOW_UNTESTED_MODELS
     layers = LayerRange.parse(settings.MESHNET_LAYERS) if settings.MESHNET_LAYERS else None
     found = model_files.find_model(
         settings.MESHNET_MODEL,
         settings.MESHNET_VAR_DIR,
-        wanted=None if layers is None else wanted_files(layers, settings.MESHNET_CONTEXT_LENGTH),
+        wanted=None
+        if layers is None
+        else wanted_files(layers, settings.MESHNET_CONTEXT_LENGTH, allow_untested=allow_untested),
     )
     return start_node(
         found.folder,
@@ -429,4 +487,6 @@ def boot_node() -> NodeRuntime:
         context_length=settings.MESHNET_CONTEXT_LENGTH,
         kv_enabled=settings.MESHNET_KV_ENABLED,
         sweep_seconds=settings.MESHNET_KV_SWEEP_SECONDS,
+        allow_untested=allow_untested,
+        proofs=settings.MESHNET_VAR_DIR / proof_record.FOLDER,
     )

@@ -243,11 +243,14 @@ def part_of(blueprint: Blueprint, layers: LayerRange | None) -> Part:
     return Part(layers, tail and blueprint.config.tie_word_embeddings, tail, blueprint.renames)
 
 
-def wanted_files(layers: LayerRange | None, context_length: int = 0) -> Callable[[Path], set[str] | None]:
+def wanted_files(
+    layers: LayerRange | None, context_length: int = 0, *, allow_untested: bool = False
+) -> Callable[[Path], set[str] | None]:
     """For `find_model`: which weight files of a folder a shard of these layers needs (None: the head)."""
 
     def wanted(folder: Path) -> set[str] | None:
-        return needed_files(folder, part_of(read_blueprint(folder, context_length), layers))
+        blueprint = read_blueprint(folder, context_length, allow_untested=allow_untested)
+        return needed_files(folder, part_of(blueprint, layers))
 
     return wanted
 

@@ -12,4 +12,6 @@ urlpatterns = [
     path("sessions/evict", views.evict),
     path("sessions/<str:session_id>", views.session),
     path("status", views.status),
+    path("limits", views.limits),
+    path("drain", views.drain),
 ]

@@ -143,6 +143,24 @@ def evict(request: HttpRequest) -> HttpResponse:
     return JsonResponse(runtime.evict(ids=ids, idle_longer_than=idle, everything=everything))
 
 
+@endpoint("PATCH")
+def limits(request: HttpRequest) -> HttpResponse:
+    """New limits until the node's restart: `ttl_seconds`, `max_sessions`, `max_bytes`."""
+    runtime = running_node()
+    return JsonResponse(runtime.set_limits(_json_object(_body(request, wire.JSON_TYPE, MAX_JSON_BYTES))))
+
+
+@endpoint("POST", "DELETE")
+def drain(request: HttpRequest) -> HttpResponse:
+    """POST: no new sessions, running ones go on. DELETE: new ones are taken again."""
+    runtime = running_node()
+    if request.method == "POST":
+        runtime.drain()
+    else:
+        runtime.undrain()
+    return JsonResponse({"state": "draining" if runtime.is_draining else "ready"})
+
+
 @endpoint("GET")
 def status(request: HttpRequest) -> HttpResponse:
     """What this node is and serves."""

@@ -287,3 +287,41 @@ def test_e02_every_endpoint_but_the_probes_needs_the_secret_and_not_the_api_key(
 def test_a_bad_eviction_is_refused_by_name(node: Served, body: bytes, named: str) -> None:
     answer = processes.call(f"{node.url}/sessions/evict", "POST", body, processes.secret_header())
     check_refusal(answer, 400, named)
+
+
+def test_limits_change_on_a_running_node_and_are_refused_by_name(toy_mesh: ToyMesh, node: Served) -> None:
+    before = toy_mesh.sessions()[0]["limits"]
+    url = f"{node.url}/limits"
+    status, _, body = processes.call(url, "PATCH", {"ttl_seconds": 5, "max_sessions": 3}, processes.secret_header())
+    assert (status, json.loads(body)) == (200, {**before, "ttl_seconds": 5.0, "max_sessions": 3})
+    assert toy_mesh.sessions()[0]["limits"] == json.loads(body)
+    check_refusal(processes.call(url, "PATCH", {"max_sessions": 999}, processes.secret_header()), 400, "max_sessions")
+    check_refusal(processes.call(url, "PATCH", b"[]", processes.secret_header()), 400, "object")
+    assert processes.call(url, "PATCH", {"ttl_seconds": 5})[0] == 401
+    restored = {name: before[name] for name in ("ttl_seconds", "max_sessions", "max_bytes")}
+    assert processes.call(url, "PATCH", restored, processes.secret_header())[0] == 200
+
+
+def test_a_node_drains_and_comes_back(node: Served) -> None:
+    session = mint_session_id()
+    assert forward(node, **cached(session, "prefill"))[0] == 200
+    url = f"{node.url}/drain"
+    assert json.loads(processes.call(url, "POST", headers=processes.secret_header())[2]) == {"state": "draining"}
+    assert processes.call(f"{node.url}/readyz")[0] == 503
+    status, headers, body = forward(node, **cached(mint_session_id(), "prefill"))
+    assert (status, json.loads(body)["error"], headers["Retry-After"]) == (503, "draining", "5")
+    assert forward(node, ONE, **cached(session, "decode", 3))[0] == 200, "running sessions go on"
+    assert json.loads(processes.call(url, "DELETE", headers=processes.secret_header())[2]) == {"state": "ready"}
+    assert forward(node)[0] == 200
+    release(node, session)
+
+
+def test_status_says_what_the_node_has_done(node: Served) -> None:
+    before = json.loads(processes.call(f"{node.url}/status", headers=processes.secret_header())[2])["work"]
+    forward(node)
+    forward(node, **{wire.MODEL: "other"})
+    after = json.loads(processes.call(f"{node.url}/status", headers=processes.secret_header())[2])["work"]
+    assert after["steps"]["stateless"] == before["steps"]["stateless"] + 1
+    assert after["tokens"] == before["tokens"] + 3
+    assert after["refusals"]["wrong_model"] == before["refusals"].get("wrong_model", 0) + 1
+    assert after["compute_ms"] > before["compute_ms"]

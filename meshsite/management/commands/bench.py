@@ -84,7 +84,9 @@ class Command(BaseCommand):
         found = find_model(options["model"] or settings.MESHNET_MODEL, settings.MESHNET_VAR_DIR)
         if found.fingerprint != status["fingerprint"]:
             raise CommandError(f"The mesh serves {status['model']}, not {found.name}: name its model with --model.")
-        embedder = Embedder.load(found.folder, dtype=DTYPES[status["dtype"]])
+        embedder = Embedder.load(
+            found.folder, dtype=DTYPES[status["dtype"]], allow_untested=settings.MESHNET_ALLOW_UNTESTED_MODELS
+        )
         loop_settings = LoopSettings(
             found.fingerprint,
             status["dtype"],

@@ -23,6 +23,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "MESHNET_DEBUG": ("on", True),
     "MESHNET_LOG_LEVEL": ("WARNING", "WARNING"),
     "MESHNET_MODEL": ("owner/name", "owner/name"),
+    "MESHNET_ALLOW_UNTESTED_MODELS": ("on", True),
     "MESHNET_LAYERS": ("3:7", "3:7"),
     "MESHNET_DTYPE": ("bfloat16", "bfloat16"),
     "MESHNET_DEVICE": ("cuda:1", "cuda:1"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nodes.amounts import MISSING, human_bytes, human_seconds, parse_seconds
+from nodes.amounts import MISSING, human_bytes, human_seconds, parse_bytes, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,26 @@ def test_bytes_are_written(count: int, text: str) -> None:
 def test_what_is_not_a_number_is_missing(value: Any) -> None:
     assert human_seconds(value) == MISSING
     assert human_bytes(value) == MISSING
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("8GiB", 8 * 1024**3), ("8GB", 8 * 10**9), ("8192MiB", 8 * 1024**3), (" 8 gib ", 8 * 1024**3), ("7", 7),
+        ("512 B", 512), ("1.5KiB", 1536), ("2TB", 2 * 10**12), ("999999999999999", 999999999999999),
+    ],
+)  # fmt: skip
+def test_a_size_is_read(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "8G", "8 GiBs", "-1GiB", "1e9", "nan", "8,5GiB", "٨GiB", "8GiB 2MiB"])
+def test_any_other_size_is_refused_with_advice(text: str) -> None:
+    with pytest.raises(ValueError, match="8GiB, 8GB, 8192MiB"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["0", "0GiB", "0.1B"])
+def test_no_memory_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="no memory"):
+        parse_bytes(text)

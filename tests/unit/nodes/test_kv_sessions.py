@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nodes.errors import Busy, KVCacheMiss, PayloadTooLarge, Released
@@ -348,6 +350,35 @@ def test_a_session_given_back_by_its_head_may_come_again(store: Store) -> None:
     store.store.evict(["a"], by="released")
     store.prefill("a", 5)
     assert store.stats()["evictions"] == {**dict.fromkeys(store.stats()["evictions"], 0), "released": 1}
+
+
+def test_lowered_limits_take_idle_sessions_and_leave_active_ones(store: Store, clock: Clock) -> None:
+    for name in "ab":
+        store.prefill(name)
+    clock.advance(11)
+    store.prefill("c")
+    using = store.store.take("a", 5)
+    store.store.set_limits(replace(store.store.limits, max_sessions=1))
+    assert set(store.names()) == {"a", "c"}, "b was idle; a is in use and c is active"
+    store.run(using, 5, 1)
+    with pytest.raises(Busy):
+        store.prefill("d")
+
+
+def test_a_changed_time_to_live_counts_from_the_last_use(store: Store, clock: Clock) -> None:
+    store.prefill("a")
+    clock.advance(30)
+    store.store.set_limits(replace(store.store.limits, ttl_seconds=29))
+    assert store.names() == []
+    assert store.stats()["evictions"]["ttl"] == 1
+
+
+def test_lowered_bytes_take_idle_sessions(store: Store, clock: Clock) -> None:
+    store.prefill("a", 40)
+    clock.advance(11)
+    store.prefill("b", 40)
+    store.store.set_limits(replace(store.store.limits, max_bytes=500))
+    assert store.names() == ["b"]
 
 
 def test_high_water_marks_stay(store: Store) -> None:

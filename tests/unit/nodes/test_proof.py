@@ -110,3 +110,48 @@ def test_bytes_per_token_are_those_of_layers_that_grow(toy_folder: Any) -> None:
     assert of["llama"].bytes(100) == 100 * of["llama"].per_token
     assert of["mistral"].per_token == 0
     assert of["mistral"].bytes(100) == of["mistral"].bytes(7) == 7 * of["llama"].per_token
+
+
+def test_nan_in_a_step_on_a_cache_is_no_agreement(toy_folder: Any) -> None:
+    def spoil(model: Any) -> None:
+        layer = model.model.layers[1]
+        original = layer.forward
+
+        def forward(hidden: Any, **kw: Any) -> Any:
+            output = original(hidden, **kw)
+            return output if kw.get("cache") is None else output * float("nan")
+
+        layer.forward = forward
+
+    assert not proof.prove(shard_with(toy_folder, spoil)).supports_kv_cache
+
+
+def test_nan_in_one_half_is_no_agreement(toy_folder: Any) -> None:
+    shard = ModelShard.load(toy_folder("llama"), LayerRange(0, 2))
+    forward = shard.forward
+
+    def spoil(hidden: Any, past_len: int, cache: Any, layers: Any = None) -> Any:
+        output = forward(hidden, past_len, cache, layers)
+        return output * float("nan") if layers == LayerRange(1, 2) else output
+
+    shard.forward = spoil  # type: ignore[method-assign]
+    with pytest.raises(ShardRefused, match="cannot be cut"):
+        proof.prove(shard)
+
+
+def test_a_lack_of_memory_says_nothing_about_the_model(toy_folder: Any) -> None:
+    """Else a node that once started on a full machine would serve without a cache for good."""
+
+    def fail(model: Any) -> None:
+        layer = model.model.layers[1]
+        original = layer.forward
+
+        def forward(hidden: Any, **kw: Any) -> Any:
+            if kw.get("cache") is not None:
+                raise torch.OutOfMemoryError("on purpose")
+            return original(hidden, **kw)
+
+        layer.forward = forward
+
+    with pytest.raises(torch.OutOfMemoryError):
+        proof.prove(shard_with(toy_folder, fail))

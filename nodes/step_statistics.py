@@ -1,0 +1,57 @@
+"""What a node has done since its start: steps, tokens, times, and its last errors. Monotonic but for the errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from nodes.errors import MeshnetError
+from nodes.wire import Timings
+
+#: How many errors a node remembers for people to look at.
+REMEMBERED_ERRORS = 20
+MODES = ("prefill", "decode", "stateless")
+
+
+class StepStatistics:
+    """Safe to use from any thread. `wall` only labels errors for people."""
+
+    def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self._lock = threading.Lock()
+        self._steps: Counter[str] = Counter()
+        self._tokens = 0
+        self._compute_ms = 0.0
+        self._queue_ms = 0.0
+        self._refusals: Counter[str] = Counter()
+        self._errors: deque[dict[str, Any]] = deque(maxlen=REMEMBERED_ERRORS)
+
+    def count(self, mode: str, tokens: int, timings: Timings) -> None:
+        """A step that was answered; `tokens` positions were computed."""
+        with self._lock:
+            self._steps[mode] += 1
+            self._tokens += tokens
+            self._compute_ms += timings.compute_ms
+            self._queue_ms += timings.queue_ms
+
+    def fail(self, error: MeshnetError) -> None:
+        """A step that was refused or failed. Only faults are remembered: a miss or a full node is everyday life."""
+        with self._lock:
+            self._refusals[error.code] += 1
+            if error.http_status >= 500 and error.code not in ("busy", "draining"):
+                self._errors.append({"at": self._wall(), "code": error.code, "detail": error.detail[:200]})
+
+    def as_json(self) -> dict[str, Any]:
+        """Totals since the start, milliseconds; `errors` newest first."""
+        with self._lock:
+            return {
+                "steps": {mode: self._steps[mode] for mode in MODES},
+                "tokens": self._tokens,
+                "compute_ms": round(self._compute_ms, 3),
+                "queue_ms": round(self._queue_ms, 3),
+                "refusals": dict(self._refusals),
+                "errors": list(reversed(self._errors)),
+            }

@@ -9,13 +9,16 @@ PYTHON ?= $(shell for p in python3.11 python3 python; do \
 	"$$p" -c '$(IS_3_11)' >/dev/null 2>&1 && command -v "$$p" && break; done)
 # More arguments for `make run` and `make test`, such as ARGS="--shards 3" or ARGS="-k cache".
 ARGS ?=
+# What the browser tests drive; from Debian's package of that name.
+CHROMIUM := /usr/bin/chromium
 
-.PHONY: help setup run test bench lint format
+.PHONY: help setup chromium run test bench lint format
 .NOTPARALLEL:
 
 help:
 	@echo "make run      install, fetch the default model once, start a local mesh (Ctrl-C ends it)"
-	@echo "make test     install, run the whole suite, on the default model too"
+	@echo "make test     install, run the whole suite, on the default model and in a browser too (as root on Debian it"
+	@echo "              installs chromium when that is missing)"
 	@echo "make bench    milliseconds per token at a short and at a long text, on the running mesh or one of its own"
 	@echo "make setup    install into $(VENV) only"
 	@echo "make lint     ruff, mypy, Django's checks, missing migrations"
@@ -37,7 +40,18 @@ $(STAMP): requirements.txt requirements-dev.txt
 run: setup
 	@exec $(PY) manage.py mesh $(ARGS)
 
-test: setup
+chromium:
+	@if [ -x $(CHROMIUM) ]; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "== Installing Debian's chromium for the browser tests"; \
+	  { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y chromium; } || \
+	    echo "== chromium could not be installed: the browser tests will fail" >&2; \
+	else \
+	  echo "== $(CHROMIUM) is missing and only root may install it (apt-get install chromium):" \
+	       "the browser tests will fail" >&2; \
+	fi
+
+test: setup chromium
 	@echo "== The model for the tests"
 	@$(PY) manage.py fetch_model "$${MESHNET_REAL_MODEL:-SmolLM2-135M-Instruct}"
 	MESHNET_REAL_MODEL_TESTS=1 $(PY) -m pytest $(ARGS)

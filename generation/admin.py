@@ -7,6 +7,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.exceptions import NotRegistered
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
@@ -16,8 +17,11 @@ from django.utils.text import capfirst
 from rest_framework_api_key.admin import APIKeyModelAdmin
 from rest_framework_api_key.models import APIKey as StockAPIKey
 
+from generation.cancel_admin import CancelsGenerations
 from generation.keeper import SILENT_AFTER
 from generation.models import APIKey, Generation, HeadWorker
+from generation.timeline import time_line
+from generation.totals import totals_of
 from nodes.amounts import MISSING
 
 # Two lists of keys, of which one opens nothing, would mislead. Importing the library's admin registers it.
@@ -43,30 +47,75 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return False
 
 
+class KeyFilter(admin.SimpleListFilter):
+    """By API key. Django's own filter would put primary keys into links, and those hold the keys' hashes."""
+
+    title = "API key"
+    parameter_name = "key"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return list(APIKey.objects.order_by("name").values_list("prefix", "name"))
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Generation]) -> QuerySet[Generation]:
+        return queryset.filter(api_key__prefix=self.value()) if self.value() else queryset
+
+
 @admin.register(Generation)
-class GenerationAdmin(ReadOnlyAdmin):
+class GenerationAdmin(CancelsGenerations, ReadOnlyAdmin):
     list_display = (
         "session", "started", "status_word", "finish", "prompt", "answer",
         "first_token", "speed", "prefills", "misses", "failovers", "model_word",
     )  # fmt: skip
-    list_filter = ("status", "finish_reason", "model_name", "api_key")
+    list_filter = ("status", "finish_reason", "model_name", KeyFilter, ("started_at", admin.DateFieldListFilter))
+    list_select_related = ("api_key",)
     date_hierarchy = "started_at"
     search_fields = ("session_id", "model_name", "error")
     search_help_text = "Session id, model or error."
+    # A tuple inside is one line of the page.
     fieldsets = (
         (
             None,
-            {"fields": ("session_id", "live_session", "status_word", "finish_reason", "error", "streamed")},
+            {
+                "fields": (
+                    ("session_id", "live_session"),
+                    ("status_word", "finish_reason", "cancel_requested", "streamed"),
+                    "error",
+                )
+            },
         ),
-        ("Times", {"fields": ("started_at", "finished_at", "took", "first_token", "speed")}),
-        ("Tokens", {"fields": ("prompt_tokens", "completion_tokens")}),
-        ("Cache", {"fields": ("cached", "prefills", "cache_misses", "failovers")}),
-        ("Who and where", {"fields": ("model_name", "fingerprint", "route_table", "api_key", "owner")}),
+        (
+            "Times and tokens",
+            {
+                "fields": (
+                    ("started_at", "finished_at", "took"),
+                    ("first_token", "speed"),
+                    ("prompt_tokens", "completion_tokens"),
+                )
+            },
+        ),
+        ("Cache", {"fields": (("cached", "prefills", "cache_misses", "failovers"),)}),
+        ("Who and where", {"fields": ("model_name", "fingerprint", "route_table", "key", "owner")}),
     )
-    readonly_fields = ("live_session", "status_word", "took", "first_token", "speed", "route_table")
+    readonly_fields = ("live_session", "status_word", "took", "first_token", "speed", "route_table", "key")
 
     class Media:
-        css = {"all": ("nodes/live.css",)}  # noqa: RUF012  # Django's own shape
+        css = {"all": ("nodes/live.css", "generation/generation.css")}  # noqa: RUF012  # Django's own shape
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        response = super().changelist_view(request, extra_context)
+        context = getattr(response, "context_data", None) or {}
+        if "cl" in context:  # the list itself, not a redirect nor an action's page
+            context["totals"] = totals_of(context["cl"].queryset)
+        return response
+
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> HttpResponse:
+        row = kwargs.get("obj")
+        if row is not None:
+            context["line"] = time_line(row)
+            context["may_cancel"] = self.may_be_cancelled(request, row)
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    # -- columns and fields
 
     @admin.display(description="session", ordering="session_id")
     def session(self, row: Generation) -> str:
@@ -74,7 +123,8 @@ class GenerationAdmin(ReadOnlyAdmin):
 
     @admin.display(description="status", ordering="status")
     def status_word(self, row: Generation) -> str:
-        return format_html('<span class="mesh-state mesh-{0}">{0}</span>', row.status)
+        ending = " (told to end)" if row.cancel_requested and row.status == Generation.Status.RUNNING else ""
+        return format_html('<span class="mesh-state mesh-{0}">{0}</span>{1}', row.status, ending)
 
     @admin.display(description="model", ordering="model_name")
     def model_word(self, row: Generation) -> str:
@@ -108,6 +158,10 @@ class GenerationAdmin(ReadOnlyAdmin):
     @admin.display(description="tokens/s", ordering="tokens_per_second")
     def speed(self, row: Generation) -> str:
         return MISSING if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}"
+
+    @admin.display(description="API key")
+    def key(self, row: Generation) -> str:
+        return MISSING if row.api_key is None else f"{row.api_key.name} ({row.api_key.prefix})"
 
     @admin.display(description="took")
     def took(self, row: Generation) -> str:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from generation.errors import Cancelled, ModelNotFound
 from generation.head import Job, Progress, TokenLoop
+from generation.metrics import FinishedReason, GenerationObserver
 from generation.record import Record
-from nodes.errors import Busy, MeshnetError
+from nodes.errors import Busy, Draining, MeshnetError
 from nodes.sampling import Sampling
 from nodes.wire import mint_session_id
 
@@ -114,6 +115,8 @@ class Answer:
         )
         self.job = job
         self._was_admitted = False
+        #: Its last token is there, or its error; only the row is still to be written.
+        self.is_over = False
         self._loop = TokenLoop(
             runtime.directory,
             runtime.embedder,
@@ -124,11 +127,17 @@ class Answer:
             admitted=self._admit,
             wait=self._cancelled.wait,
         )
+        self._observer = GenerationObserver(runtime.metrics, self._loop.progress, len(prompt_ids))
         self._thread = threading.Thread(target=self._run, name=f"meshnet-loop {job.session_id[:8]}", daemon=True)
 
     @property
     def progress(self) -> Progress:
         return self._loop.progress
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for slots, for the first time or again, or for its first step."""
+        return not self._was_admitted or self._runtime.line.holds(self._loop)
 
     def events(self) -> Iterator[TextDelta | Finished | Silence]:
         """What comes, as it comes; ends after Finished, or early after `cancel()`. Raises MeshnetError on failure."""
@@ -156,7 +165,7 @@ class Answer:
     def begin(self, record: Record) -> None:
         """Starts the loop and waits until the first piece of the prompt went through every node.
 
-        Raises the loop's error, or Cancelled when the client went away meanwhile.
+        Raises the loop's error; Cancelled when it was cancelled meanwhile, Draining when the head leaves.
         """
         self._record = record
         try:
@@ -164,12 +173,14 @@ class Answer:
         except RuntimeError as error:
             busy = Busy(f"No thread could be started: {error}")
             record.end(self.progress, busy, cancelled=False)
+            self._observer.ended("error")
             raise busy from None
         first = self._events.get()
         if isinstance(first, MeshnetError):
             raise first
         if isinstance(first, _Stopped):
-            raise Cancelled()
+            # Of a head that leaves nothing was promised yet: another one may be asked for the same.
+            raise Draining("This head is leaving.") if self._runtime.is_leaving else Cancelled()
 
     def join(self, timeout: float) -> None:
         """Waits for the loop's end, the written row included."""
@@ -186,12 +197,18 @@ class Answer:
     def _admit(self) -> None:
         if not self._was_admitted:
             self._was_admitted = True
+            self._observer.admitted()
             self._events.put(_Admitted())
+            self._runtime.note_load()
 
     def _run(self) -> None:
         end: Finished | _Stopped | MeshnetError = MeshnetError()
         try:
             end = self._outcome()
+            # Before the end is told: who has the answer finds it counted. It takes microseconds and cannot fail.
+            self._observer.ended(_finished_reason(end))
+            self.is_over = True
+            self._runtime.note_load()
         finally:
             # First of all: nothing that follows may keep whoever reads from learning of the end.
             self._events.put(end)
@@ -218,12 +235,19 @@ class Answer:
     def _speak(self) -> None:
         text = self._runtime.prompter.detokenizer()
         for token_id in self._loop.tokens():
+            self._observer.token()
             self._say(text.push(token_id))
         self._say(text.flush())
 
     def _say(self, piece: str) -> None:
         if piece:
             self._events.put(TextDelta(piece))
+
+
+def _finished_reason(end: Finished | _Stopped | MeshnetError) -> FinishedReason:
+    if isinstance(end, Finished):
+        return end.reason
+    return "abort" if isinstance(end, _Stopped) else "error"
 
 
 def start(

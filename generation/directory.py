@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from generation.errors import NoRoute
 from generation.route import RouteNode
@@ -28,6 +28,7 @@ class NodeDirectory:
         self._fetched_at = float("-inf")
         self._snapshots: list[live.NodeSnapshot] = []
         self._suspects: dict[str, float] = {}
+        self._removed: frozenset[str] = frozenset()
 
     def client(self, url: str) -> NodeClient:
         """Raises NoRoute for a node that this head does not know."""
@@ -46,13 +47,21 @@ class NodeDirectory:
             return self._snapshots
 
     def ready(self, *, fresh: bool = False) -> list[RouteNode]:
-        """The nodes that take new sessions."""
+        """The nodes that take new sessions and that no operator removed."""
         found = (
             RouteNode.from_status(snapshot.url, snapshot.status)
             for snapshot in self.snapshots(fresh=fresh)
-            if snapshot.status is not None
+            if snapshot.status is not None and snapshot.url not in self._removed
         )
         return [node for node in found if node is not None]
+
+    def set_removed(self, urls: Collection[str]) -> None:
+        """The nodes that an operator took out, as the keeper reads them; they are in no plan from here on."""
+        self._removed = frozenset(urls)
+
+    @property
+    def removed(self) -> frozenset[str]:
+        return self._removed
 
     def suspect(self, url: str) -> None:
         """A node just failed: avoid it for a while."""

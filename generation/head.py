@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from generation.directory import NodeDirectory
@@ -111,6 +111,9 @@ class HopTimes:
         self.queue_ms += timings.queue_ms
         self.network_ms += max(0.0, total_ms - timings.compute_ms - timings.queue_ms)
 
+    def copy(self) -> HopTimes:
+        return replace(self)
+
 
 @dataclass
 class Progress:
@@ -121,6 +124,8 @@ class Progress:
     last_token_at: float | None = None
     completion_tokens: int = 0
     prefills: int = 0
+    #: Prefills that brought lost caches back. A first prefill that waited for its slots is none.
+    reprefills: int = 0
     cache_misses: int = 0
     failovers: int = 0
     cached: bool = True
@@ -171,6 +176,7 @@ class TokenLoop:
         self._clock = clock
         self._wait = wait
         self._rng = rng or random.Random()  # noqa: S311  # spreads load; nothing secret
+        self._has_prefilled = False
         self.progress = Progress(started=clock(), cached=job.cache)
 
     @property
@@ -224,6 +230,8 @@ class TokenLoop:
                 continue
             if new is None:
                 return  # stopped between two pieces of the prompt
+            if must_prefill and progress.completion_tokens:
+                self._tell("decode", "")  # the end of a re-prefill, as the first token is that of the prefill
             repairs, must_prefill, give_up_at = 0, False, None
             for token_id in new:
                 if token_id in job.stop_ids:
@@ -256,6 +264,9 @@ class TokenLoop:
             new = self._pass(route, piece, past_len=start, fresh=start == 0, want_token=last)
             self._line.leave(self)  # the slots are taken: the next in line may ask
             self._admitted()
+        if self.progress.cached:
+            self.progress.reprefills += self._has_prefilled
+            self._has_prefilled = True
         return new
 
     def _decode(self, text: list[int]) -> list[int]:
@@ -369,14 +380,14 @@ class TokenLoop:
         if isinstance(error, KVCacheMiss):
             self.progress.cache_misses += 1
             self._tell("cache miss", f"{error.extra.get('reason')} on {error.node}")
-            logger.info("Cache miss (%s); prefilling again.", error.extra.get("reason"))
+            logger.info("%s…: cache miss (%s); prefilling again.", self.session_id[:8], error.extra.get("reason"))
             return
         self._tell("failover", f"{error.code} on {error.node}")
         if isinstance(error, _NODE_FAULTS) and error.node is not None:
             self._directory.suspect(error.node)
         self.progress.failovers += 1
         self.progress.route = None
-        logger.warning("Planning again after: %s", error.detail)
+        logger.warning("%s…: planning again after: %s", self.session_id[:8], error.detail)
 
     def _wait_for_turn(self, error: Busy | NoRoute, give_up_at: float) -> None:
         """Waits until those who came before have their slots, and a while before the nodes are asked again.

@@ -5,11 +5,14 @@ Every few seconds, in this order:
 1. it gives a sign of life (its `HeadWorker` row);
 2. it marks running generations whose owner is silent or unknown as interrupted;
 3. it forgets workers that have been silent for a day;
-4. it asks all nodes, side by side, and writes what they say of themselves into their `Node` rows (a node that
-   is silent keeps what it said last).
+4. it reads which nodes an operator removed, and tells its head;
+5. it asks all nodes, side by side, and writes what they say of themselves into their `Node` rows (a node that
+   is silent keeps what it said last);
+6. once per interval it writes a sample of each node's numbers, and deletes old ones.
 
 Each worker does this for all. Nothing is locked: step 2 is one UPDATE that looks again at what it changes,
-and the others write the same truth twice. Workers on several machines need clocks that agree within seconds.
+and the others write the same truth twice, or are ignored when they come second (6). Workers on several machines
+need clocks that agree within seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -27,7 +30,7 @@ from django.db import DatabaseError, InterfaceError, connection
 from django.utils import timezone
 
 from generation.models import Generation, HeadWorker
-from nodes import live
+from nodes import live, samples
 from nodes.client import NodeClient
 from nodes.live import NodeSnapshot
 from nodes.models import Node
@@ -56,7 +59,9 @@ _NODE_FIELDS = (
 class Keeper:
     """One per head worker. `start()` before the first generation begins, so that its owner is known.
 
-    `clients` is read at every tick. `clock` gives aware datetimes; `fetch` asks the nodes.
+    `clients` is read at every tick. `clock` gives aware datetimes; `fetch` asks the nodes; `tell_removed` is given
+    the URLs of the removed nodes at every tick. Samples are written every `sample_seconds` (None: never) and kept
+    for `sample_retention` seconds.
     """
 
     def __init__(
@@ -67,12 +72,20 @@ class Keeper:
         interval: float = INTERVAL_SECONDS,
         clock: Callable[[], datetime] = timezone.now,
         fetch: Callable[[Sequence[NodeClient]], list[NodeSnapshot]] = live.fetch,
+        tell_removed: Callable[[Collection[str]], None] | None = None,
+        sample_seconds: float | None = None,
+        sample_retention: float = 7200.0,
     ) -> None:
         self.boot_id = boot_id
         self._clients = clients
         self._interval = interval
         self._clock = clock
         self._fetch = fetch
+        self._tell_removed = tell_removed
+        self._sample_seconds = sample_seconds
+        self._sample_retention = timedelta(seconds=sample_retention)
+        self._sampled_at: datetime | None = None
+        self._snapshots: list[NodeSnapshot] = []
         self._started_at = clock()
         self._last_tick: datetime | None = None
         self._stopping = threading.Event()
@@ -101,7 +114,9 @@ class Keeper:
             # After a sleep of the whole machine every other worker looks silent: they get one round to speak.
             self._safely(self._interrupt_orphans, now)
         self._safely(self._forget_workers, now)
+        self._safely(self._read_removed, now)
         self._safely(self._write_nodes, now)
+        self._safely(self._write_samples, now)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -146,8 +161,24 @@ class Keeper:
     def _forget_workers(self, now: datetime) -> None:
         HeadWorker.objects.filter(beat_at__lt=now - FORGOTTEN_AFTER).exclude(boot_id=self.boot_id).delete()
 
+    def _read_removed(self, now: datetime) -> None:
+        if self._tell_removed is not None:
+            self._tell_removed(set(Node.objects.filter(is_removed=True).values_list("url", flat=True)))
+
+    def _write_samples(self, now: datetime) -> None:
+        snapshots, self._snapshots = self._snapshots, []
+        if self._sample_seconds is None or not snapshots:
+            return
+        at = samples.interval_end(now, self._sample_seconds)
+        if at == self._sampled_at:
+            return
+        samples.write(snapshots, at)
+        self._sampled_at = at
+        # More than one interval's worth, so that a backlog shrinks.
+        samples.delete_older(now - self._sample_retention, most=samples.MOST_DELETED + 2 * len(snapshots))
+
     def _write_nodes(self, now: datetime) -> None:
-        snapshots = self._fetch(self._clients)
+        snapshots = self._snapshots = self._fetch(self._clients)
         heard = [_row(snapshot, now) for snapshot in snapshots if snapshot.status is not None]
         # A node that has never answered gets a row too: who looks for it must find that it is silent.
         silent = [Node(url=snapshot.url) for snapshot in snapshots if snapshot.status is None]

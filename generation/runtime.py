@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from generation.directory import NodeDirectory
 from generation.errors import NoRoute
 from generation.head import Embeds, LoopSettings
+from generation.metrics import HeadMetrics
 from generation.prompt import Prompter
 from generation.route import plan
 from generation.waiting_line import WaitingLine
@@ -20,6 +21,7 @@ from nodes.errors import Busy, Draining, MeshnetError
 
 if TYPE_CHECKING:
     from generation.answer import Answer
+    from generation.cancel import CancelWatch
     from generation.keeper import Keeper
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,9 @@ class HeadRuntime:
         self.directory = directory
         self.boot_id = boot_id or secrets.token_urlsafe(12)
         self.keeper: Keeper | None = None
-        self.line = WaitingLine()
+        self.cancel_watch: CancelWatch | None = None
+        self.line = WaitingLine(changed=self.note_load)
+        self.metrics = HeadMetrics(model)
         self._max_answers = max_answers
         self._answers: set[Answer] = set()
         self._releases: set[threading.Thread] = set()
@@ -96,10 +100,24 @@ class HeadRuntime:
             if len(self._answers) >= self._max_answers:
                 raise Busy(f"This head worker already has {self._max_answers} answers under way.")
             self._answers.add(answer)
+        self.note_load()
+
+    def running(self) -> list[Answer]:
+        """The answers under way now, those that wait included."""
+        with self._lock:
+            return list(self._answers)
 
     def forget(self, answer: Answer) -> None:
         with self._lock:
             self._answers.discard(answer)
+        self.note_load()
+
+    def note_load(self) -> None:
+        """Something began or ended to run or to wait: says so to the metrics. Call without the lock."""
+        with self._lock:  # counted and told in one go: else an older count could come last
+            under_way = [answer for answer in self._answers if not answer.is_over]
+            waiting = sum(answer.is_waiting for answer in under_way)
+            self.metrics.load(len(under_way) - waiting, waiting)
 
     def release(self, urls: Collection[str], session_id: str) -> None:
         """Ends a session on every node it touched: best effort, in the background, never delaying an answer."""
@@ -127,6 +145,10 @@ class HeadRuntime:
 
     # -- leaving
 
+    @property
+    def is_leaving(self) -> bool:
+        return self._draining
+
     def drain(self) -> None:
         """No new answers from here on; what still runs after DRAIN_SECONDS is ended with an error. Returns at once."""
         with self._lock:
@@ -145,12 +167,13 @@ class HeadRuntime:
             releases = list(self._releases)
         for thread in releases:
             thread.join(max(0.0, give_up_at - time.monotonic()))
+        if self.cancel_watch is not None:
+            self.cancel_watch.stop()
         if self.keeper is not None:
             self.keeper.stop()
 
     def _cancel_all(self) -> list[Answer]:
-        with self._lock:
-            answers = list(self._answers)
+        answers = self.running()
         for answer in answers:
             answer.cancel()
         return answers
@@ -163,6 +186,7 @@ def boot_head() -> HeadRuntime:
     from django.conf import settings
 
     import generation.answer  # noqa: F401  # loaded with everything else, not by the first request
+    from generation.cancel import CancelWatch
     from generation.keeper import Keeper
     from nodes.framing import DTYPES
     from nodes.model_files import find_model
@@ -213,8 +237,17 @@ def boot_head() -> HeadRuntime:
         max_answers=settings.MESHNET_MAX_ANSWERS,
     )
     node_app.client_provider = lambda: head.clients
-    head.keeper = Keeper(head.boot_id, head.clients)
+    head.keeper = Keeper(
+        head.boot_id,
+        head.clients,
+        fetch=node_app.snapshots.snapshots,  # so that this worker's pages know what was said last
+        tell_removed=head.directory.set_removed,
+        sample_seconds=settings.MESHNET_SAMPLE_SECONDS,
+        sample_retention=settings.MESHNET_SAMPLE_RETENTION_SECONDS,
+    )
     head.keeper.start()
+    head.cancel_watch = CancelWatch(head.boot_id, head.running)
+    head.cancel_watch.start()
     return head
 
 

@@ -1,12 +1,18 @@
-"""Whether the head is alive, and whether it can answer."""
+"""Whether the head is alive, whether it can answer, and its numbers."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_safe
+
+from nodes.errors import NotReady
+
+if TYPE_CHECKING:
+    from generation.runtime import HeadRuntime
 
 
 @require_safe
@@ -22,6 +28,23 @@ def readyz(request: HttpRequest) -> HttpResponse:
     if app.runtime is None:
         return _unready("loading")
     return JsonResponse({"status": "ok"}) if app.runtime.is_ready() else _unready("no_route")
+
+
+@csrf_exempt
+def metrics(request: HttpRequest) -> HttpResponse:
+    """The head's numbers for Prometheus, and those of its nodes. Open on this machine, elsewhere with a token."""
+    from generation import metrics as head_metrics  # here: commands that load the URLs need none of it
+    from nodes import metrics_access
+
+    return metrics_access.answer(request, lambda: head_metrics.exposition(_running_head()))
+
+
+def _running_head() -> HeadRuntime:
+    app: Any = apps.get_app_config("generation")
+    runtime: HeadRuntime | None = app.runtime
+    if runtime is None:
+        raise NotReady()
+    return runtime
 
 
 def _unready(status: str) -> HttpResponse:

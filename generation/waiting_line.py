@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 
 
 class WaitingLine:
     """Only the one in front asks the nodes for a slot; the others wait behind it instead of overtaking.
 
-    Safe to use from any thread. A place is any object of the caller's own.
+    Safe to use from any thread. A place is any object of the caller's own. `changed` is called, without the line's
+    lock, after someone came or went.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, changed: Callable[[], None] = lambda: None) -> None:
+        self._changed = changed
         self._places: deque[object] = deque()
         self._lock = threading.Lock()
 
     def enter(self, place: object) -> None:
         """Takes the last place; does nothing for one who stands in line already."""
         with self._lock:
-            if place not in self._places:
-                self._places.append(place)
+            if place in self._places:
+                return
+            self._places.append(place)
+        self._changed()
 
     def leave(self, place: object) -> None:
         """Gives the place up; does nothing for one who does not stand in line."""
         with self._lock:
-            if place in self._places:
-                self._places.remove(place)
+            if place not in self._places:
+                return
+            self._places.remove(place)
+        self._changed()
+
+    def holds(self, place: object) -> bool:
+        with self._lock:
+            return place in self._places
 
     def is_first(self, place: object) -> bool:
         """Whether it is this one's turn; also true when nobody stands in line."""

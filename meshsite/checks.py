@@ -27,6 +27,19 @@ def check_secret(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Check
 
 
 @register()
+def check_metrics_token(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    if settings.MESHNET_METRICS_TOKEN and len(settings.MESHNET_METRICS_TOKEN) < MIN_SECRET_LENGTH:
+        return [
+            Error(
+                f"MESHNET_METRICS_TOKEN is shorter than {MIN_SECRET_LENGTH} characters.",
+                hint="Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+                id="meshnet.E004",
+            )
+        ]
+    return []
+
+
+@register()
 def check_nodes(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
     errors: list[CheckMessage] = []
     for url in settings.MESHNET_NODES:

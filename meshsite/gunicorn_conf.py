@@ -20,12 +20,16 @@ from django.core.exceptions import ImproperlyConfigured
 from meshsite.parent_death import follow_parent
 
 REFUSED = 3
+#: gthread with an end to silent requests (meshsite/worker.py).
+WORKER_CLASS = "meshsite.worker.Worker"
 CRASHED = 4
 #: Begins the one line that says why; `mesh` shows that line.
 REFUSAL = "Refused to start: "
 
 #: Below the 8 s after which `mesh` kills, so that a worker says good-bye itself.
 GRACEFUL_SECONDS = 7
+#: How long a node that is told to stop lets running answers go on. Below GRACEFUL_SECONDS.
+LEAVE_SECONDS = 5.0
 #: DESIGN fact 11: heads keep pooled connections for less than this.
 KEEPALIVE_SECONDS = 75
 #: Threads of a head beside those of its answers.
@@ -72,7 +76,7 @@ def check_master(server: Any) -> None:
         refuse_master(server, problem)
     # gunicorn would turn `sync` with threads into gthread in silence: what was asked for counts.
     asked = server.cfg.settings["worker_class"].get()
-    if asked != "gthread":
+    if asked != WORKER_CLASS:
         refuse_master(
             server, f"the worker class is {asked}: only gthread keeps long streams alive. Leave out -k / worker_class."
         )
@@ -170,10 +174,23 @@ def _beating(worker: Any) -> Iterator[None]:
 def _drain_first(worker: Any) -> None:
     """On SIGTERM nothing new is taken in, since gunicorn goes on answering kept connections (fact 17)."""
 
+    leaving = threading.Event()
+
     def leave(sig: int, frame: FrameType | None) -> None:
         for runtime in _runtimes():
             runtime.drain()
-        worker.handle_exit(sig, frame)
+        node = _app("nodes").runtime
+        if node is None or node.is_idle or leaving.is_set():
+            worker.handle_exit(sig, frame)
+            return
+        # gunicorn closes each connection after one more answer, and takes no new one: running answers would lose
+        # their caches at the next step. They may go on for a while first.
+        leaving.set()
+        threading.Thread(target=leave_when_idle, args=(node, sig), name="meshnet-leaving", daemon=True).start()
+
+    def leave_when_idle(node: Any, sig: int) -> None:
+        node.wait_idle(LEAVE_SECONDS)
+        worker.handle_exit(sig, None)
 
     signal.signal(signal.SIGTERM, leave)
     signal.siginterrupt(signal.SIGTERM, False)  # as gunicorn has it: no system call of a request is broken off

@@ -7,11 +7,12 @@ from typing import Any
 from meshsite import gunicorn_conf as conf
 from meshsite.gunicorn_conf import check_master as on_starting  # noqa: F401
 from meshsite.gunicorn_conf import load_worker as post_worker_init  # noqa: F401
+from meshsite.metrics_folder import MetricsFolder
 
 _settings = conf.load_settings(("head",), "Roles that hold layers start with meshsite/gunicorn_node.py.")
 
 bind = _settings.MESHNET_BIND
-worker_class = "gthread"
+worker_class = conf.WORKER_CLASS
 workers = 1
 # Each answer holds its thread until it ends; probes and the admin need some beside them.
 threads = _settings.MESHNET_MAX_ANSWERS + conf.SPARE_THREADS
@@ -24,6 +25,20 @@ preload_app = False
 control_socket_disable = True
 accesslog = None
 loglevel = _settings.MESHNET_LOG_LEVEL.lower()
+
+
+def when_ready(server: Any) -> None:
+    """Before the first worker is forked, and after the address was had: a head that cannot have it changes nothing."""
+    server.meshnet_metrics = MetricsFolder(_settings.MESHNET_VAR_DIR)
+
+
+def child_exit(server: Any, worker: Any) -> None:
+    server.meshnet_metrics.forget_worker(worker.pid)
+
+
+def on_exit(server: Any) -> None:
+    if hasattr(server, "meshnet_metrics"):  # not when it ended before it was ready
+        server.meshnet_metrics.remove()
 
 
 def worker_exit(server: Any, worker: Any) -> None:

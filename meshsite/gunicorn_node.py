@@ -10,6 +10,7 @@ from typing import Any
 
 from meshsite import gunicorn_conf as conf
 from meshsite.gunicorn_conf import load_worker as post_worker_init  # noqa: F401
+from meshsite.metrics_folder import VARIABLE
 
 _settings = conf.load_settings(("node", "all"), "A head without layers starts with meshsite/gunicorn_head.py.")
 
@@ -18,7 +19,7 @@ _NODE_THREADS = 2 * _settings.MESHNET_KV_MAX_SESSIONS + 8
 _HEAD_THREADS = _settings.MESHNET_MAX_ANSWERS + conf.SPARE_THREADS
 
 bind = _settings.MESHNET_BIND
-worker_class = "gthread"
+worker_class = conf.WORKER_CLASS
 workers = 1
 threads = _NODE_THREADS + (_HEAD_THREADS if _settings.ROLE == "all" else 0)
 worker_connections = 1000 + threads
@@ -35,6 +36,8 @@ loglevel = _settings.MESHNET_LOG_LEVEL.lower()
 
 def on_starting(server: Any) -> None:
     conf.check_master(server)
+    # One process counts in its own memory; a folder named by some other program's environment is not for it.
+    os.environ.pop(VARIABLE, None)
     if server.cfg.workers != 1:
         conf.refuse_master(
             server,

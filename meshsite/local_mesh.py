@@ -167,7 +167,9 @@ def child_specs(plan: Plan, made: Secrets, environ: Mapping[str, str], *, cores:
         ),
         "MESHNET_DJANGO_SECRET_KEY": made.django_key,
     }
-    specs.append(ChildSpec(head[0], _gunicorn("head"), _env(environ, own), plan.head_url, plan.base_dir))
+    specs.append(
+        ChildSpec(head[0], _gunicorn("head"), _env(environ, own), plan.head_url, plan.base_dir, leaves_first=True)
+    )
     return specs
 
 

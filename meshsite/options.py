@@ -32,6 +32,12 @@ OPTIONS = (
     Option("MESHNET_ROLE", "str", "head", "What this process serves.", choices=("head", "node", "all")),
     Option("MESHNET_VAR_DIR", "str", "var", "Folder for models, database, logs and `mesh.json`."),
     Option("MESHNET_SECRET", "str", "", "The mesh's shared secret, 16 characters or more. Always required to serve."),
+    Option(
+        "MESHNET_METRICS_TOKEN",
+        "str",
+        "",
+        "Bearer token that opens `/metrics` to other machines, 16 characters or more; empty for this machine only.",
+    ),
     Option("MESHNET_BIND", "str", "127.0.0.1:8000", "Address and port that gunicorn listens on."),
     Option("MESHNET_DEBUG", "bool", False, "Django's debug mode. Never in production."),
     Option(
@@ -94,6 +100,20 @@ OPTIONS = (
         30.0,
         "How long a generation waits for a free session slot before it is refused.",
         minimum=0,
+    ),
+    Option(
+        "MESHNET_SAMPLE_SECONDS",
+        "float",
+        15.0,
+        "How often the keeper writes down each node's numbers for the curves.",
+        minimum=5,
+    ),
+    Option(
+        "MESHNET_SAMPLE_RETENTION_SECONDS",
+        "float",
+        7200.0,
+        "How long these numbers are kept; the curves show the last hour.",
+        minimum=60,
     ),
     Option("MESHNET_DJANGO_SECRET_KEY", "str", "", "Django's secret key. Required for the head."),
     Option(

@@ -14,6 +14,7 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 _options = read_options()
 # One line each, so that the type checker knows them; a test compares this list with the table of options.
 MESHNET_SECRET: str = _options["MESHNET_SECRET"]
+MESHNET_METRICS_TOKEN: str = _options["MESHNET_METRICS_TOKEN"]
 MESHNET_BIND: str = _options["MESHNET_BIND"]
 MESHNET_MODEL: str = _options["MESHNET_MODEL"]
 MESHNET_ALLOW_UNTESTED_MODELS: bool = _options["MESHNET_ALLOW_UNTESTED_MODELS"]
@@ -35,6 +36,8 @@ MESHNET_MAX_ANSWERS: int = _options["MESHNET_MAX_ANSWERS"]
 MESHNET_CONNECT_TIMEOUT_SECONDS: float = _options["MESHNET_CONNECT_TIMEOUT_SECONDS"]
 MESHNET_STEP_TIMEOUT_SECONDS: float = _options["MESHNET_STEP_TIMEOUT_SECONDS"]
 MESHNET_BUSY_WAIT_SECONDS: float = _options["MESHNET_BUSY_WAIT_SECONDS"]
+MESHNET_SAMPLE_SECONDS: float = _options["MESHNET_SAMPLE_SECONDS"]
+MESHNET_SAMPLE_RETENTION_SECONDS: float = _options["MESHNET_SAMPLE_RETENTION_SECONDS"]
 MESHNET_DJANGO_SECRET_KEY: str = _options["MESHNET_DJANGO_SECRET_KEY"]
 MESHNET_LOG_LEVEL: str = _options["MESHNET_LOG_LEVEL"]
 
@@ -77,6 +80,7 @@ if SERVES_HEAD:
         "django.contrib.staticfiles",
     ]
     MIDDLEWARE = [
+        "meshsite.probes.ProbesFirst",
         # Outermost: under /v1 every answer is JSON and has a request id, whichever layer below gave it.
         "generation.openai.middleware.OpenAIMiddleware",
         "django.middleware.security.SecurityMiddleware",
@@ -114,6 +118,7 @@ TEMPLATES = [
     },
 ]
 
+LOGIN_REDIRECT_URL = "/admin/"
 STATIC_URL = "static/"
 # Static files are served straight from the apps, so that no collectstatic step stands before the first start.
 # There is no STATIC_ROOT: whitenoise would warn at every start that the folder is not there.
@@ -142,5 +147,7 @@ LOGGING = {
         "django.request": {"level": "ERROR"},
         # Connection-level debug lines would print request headers, the mesh secret among them.
         "urllib3": {"level": "WARNING"},
+        # Whoever sends a strange Host header could fill the log and the terminal.
+        "django.security.DisallowedHost": {"level": "CRITICAL"},
     },
 }

@@ -33,6 +33,8 @@ from meshsite.parent_death import follow_parent
 
 STOP_SECONDS = 8.0
 #: One request to stop may arrive as several signals (`timeout` sends two): only a later one means: at once.
+#: How long those who leave first have the others to themselves. A head ends its answers within 4 s.
+LEAVES_FIRST_SECONDS = 5.0
 SAME_REQUEST_SECONDS = 1.0
 FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 30.0
@@ -60,6 +62,8 @@ class ChildSpec:
     env: Mapping[str, str]
     url: str
     folder: Path
+    #: Told to stop before the others, which it still needs.
+    leaves_first: bool = False
 
 
 @dataclass
@@ -161,12 +165,19 @@ class Supervisor:
 
     def stop(self, wait: Wait) -> None:
         """Ends all children; `wait` answering True (a second Ctrl-C) means: at once."""
-        for child in self._alive():
-            child.start_at = None
-            if child.process is not None:
-                child.process.send_signal(signal.SIGTERM)
         began = self._clock()
+        for child in self.children:
+            child.start_at = None
+        # Answers that the head still writes need their nodes: those are told when it has left.
+        waiting = [child for child in self._alive() if not child.spec.leaves_first]
+        for child in self._alive():
+            if child not in waiting:
+                self._tell_to_stop(child)
         while alive := self._alive():
+            if waiting and (alive == waiting or self._clock() - began >= LEAVES_FIRST_SECONDS):
+                for child in waiting:
+                    self._tell_to_stop(child)
+                waiting = []
             hurry = wait(0.1) and self._clock() - began >= SAME_REQUEST_SECONDS
             if hurry or self._clock() - began >= STOP_SECONDS:
                 self._say(f"Killing {', '.join(child.spec.name for child in alive)}.")
@@ -174,6 +185,10 @@ class Supervisor:
         for child in self.children:
             child.start_at = None
             self._sweep(child)
+
+    def _tell_to_stop(self, child: Child) -> None:
+        if child.process is not None:
+            child.process.send_signal(signal.SIGTERM)
 
     def _alive(self) -> list[Child]:
         return [child for child in self.children if child.process is not None and child.process.poll() is None]

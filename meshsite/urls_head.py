@@ -13,5 +13,6 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("livez", views.livez),
     path("readyz", views.readyz),
+    path("metrics", views.metrics),
     path("", RedirectView.as_view(url="/admin/")),
 ]

@@ -11,6 +11,7 @@ urlpatterns = [
     *node_urls,
     path("livez", views.livez),
     path("readyz", views.readyz),
+    path("metrics", views.metrics),
 ]
 handler404 = "nodes.views.not_found"
 handler500 = "nodes.views.server_error"

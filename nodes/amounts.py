@@ -39,7 +39,7 @@ def parse_bytes(text: str) -> int:
 
 def human_seconds(seconds: Any) -> str:
     """3.21 -> `3.2 s`, 200 -> `3 m 20 s`, 7500 -> `2 h 5 m`; whatever is not a number -> MISSING."""
-    if not _is_number(seconds):
+    if not is_number(seconds):
         return MISSING
     if seconds < 10:
         return f"{max(seconds, 0.0):.1f} s"
@@ -53,7 +53,7 @@ def human_seconds(seconds: Any) -> str:
 
 def human_bytes(count: Any) -> str:
     """1536 -> `1.5 KiB`; whatever is not a number -> MISSING."""
-    if not _is_number(count):
+    if not is_number(count):
         return MISSING
     size, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
@@ -63,6 +63,7 @@ def human_bytes(count: Any) -> str:
     return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether there is a finite number in a node's JSON."""
     # A node's JSON may say true, null or NaN where a number belongs; a page must not fail over it.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from nodes.client import NodeClient
     from nodes.runtime import NodeRuntime
+    from nodes.snapshots import SnapshotCache
 
 
 class NodesConfig(AppConfig):
@@ -21,3 +22,11 @@ class NodesConfig(AppConfig):
 
     #: Set by whoever runs a head in this process; answers its clients, or None while no head runs here.
     client_provider: Callable[[], Sequence[NodeClient] | None] | None = None
+
+    #: What the pages of this process, and its keeper, saw of the nodes.
+    snapshots: SnapshotCache
+
+    def ready(self) -> None:
+        from nodes.snapshots import SnapshotCache
+
+        self.snapshots = SnapshotCache()

@@ -64,6 +64,8 @@ def plan_shard(blueprint: Blueprint, layers: LayerRange, dtype: torch.dtype) -> 
     if not LayerRange(0, shape.n_layers).holds(layers):
         raise ShardRefused(f"The model has layers 0:{shape.n_layers}; {layers} is not among them.")
     check_sharing(blueprint.config, layers)
+    if getattr(blueprint.config, "quantization_config", None):
+        raise ShardRefused("The weights are quantised: what they take cannot be told without them.")
     try:
         model = sketch(blueprint, part_of(blueprint, layers), dtype)
         if model._can_set_experts_implementation():

@@ -263,6 +263,11 @@ class SessionCacheStore:
     def limits(self) -> StoreLimits:
         return self._limits
 
+    def count(self) -> int:
+        """Sessions in the table."""
+        with self._lock:
+            return len(self._entries)
+
     def snapshot(self) -> dict[str, Any]:
         """Limits, statistics and sessions as `/sessions` shows them; expired sessions do not show."""
         with self._lock:

@@ -1,31 +1,19 @@
-"""What the running nodes say of themselves, asked side by side: page, commands and keeper are faces of this.
-
-Every node is asked in a thread of its own and all together have one deadline, so that a dead or hanging node
-costs nobody more than that. A thread that is still waiting then is abandoned: it is a daemon, it puts what it
-may still hear into a queue that nobody reads, sends nothing more, and ends with its client's own timeouts.
-"""
+"""What the running nodes say of themselves, asked side by side: page, commands and keeper are faces of this."""
 
 from __future__ import annotations
 
-import logging
-import queue
-import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from time import monotonic
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from nodes.client import NodeClient
-from nodes.errors import BadRequest, MeshnetError, NodeProtocolError, NotFound
-
-logger = logging.getLogger(__name__)
+from nodes.errors import BadRequest, NodeProtocolError, NotFound
+from nodes.side_by_side import Reply, ask
 
 #: A page waits for its nodes this long and no longer, in seconds.
 FETCH_DEADLINE_SECONDS = 2.0
 #: An eviction changes something: it may wait longer for its confirmation than a page for its numbers.
 EVICT_DEADLINE_SECONDS = 5.0
-#: Names of the threads begin with this.
-THREAD_NAME = "meshnet-live"
 
 State = Literal["ready", "draining", "unreachable"]
 
@@ -97,7 +85,7 @@ def fetch(
     }
     if sessions:
         requests["sessions"] = lambda client: _checked(client.url, client.sessions(timeout=deadline))
-    replies = _ask(clients, requests, deadline)
+    replies = ask(clients, requests, deadline)
     return [_snapshot(client, reply) for client, reply in zip(clients, replies, strict=True)]
 
 
@@ -119,7 +107,7 @@ def evict(
     if node is not None:
         clients = choose(clients, [node])
     wanted = None if ids is None else list(dict.fromkeys(ids))
-    replies = _ask(
+    replies = ask(
         clients,
         {
             "evict": lambda client: client.evict(
@@ -135,6 +123,16 @@ def evict(
             NodeEviction(client.url, _ids(answer.get("evicted")), _ids(answer.get("unknown")), error=reply.error)
         )
     return results
+
+
+def change(
+    client: NodeClient, order: Callable[[NodeClient], Any], *, deadline: float = EVICT_DEADLINE_SECONDS
+) -> str | None:
+    """Tells one node something; why it was not confirmed, or None when it was. Back by the deadline, never raises.
+
+    After a timeout the node may have obeyed nevertheless.
+    """
+    return ask([client], {"change": order}, deadline)[0].error
 
 
 def would_evict(
@@ -193,60 +191,7 @@ def cause(url: str, error: str | None) -> str:
     return (error or "").removeprefix(url).lstrip(": ")
 
 
-@dataclass
-class _Reply:
-    """What one node has answered until the deadline, by the name of the request."""
-
-    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    error: str | None = None
-
-
-def _ask(
-    clients: Sequence[NodeClient],
-    requests: dict[str, Callable[[NodeClient], dict[str, Any]]],
-    deadline: float,
-) -> list[_Reply]:
-    """Sends every client the requests one after another, all clients at once; back by the deadline."""
-    give_up = monotonic() + deadline
-    news: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
-    abandoned = threading.Event()
-
-    def talk(index: int, client: NodeClient) -> None:
-        error = None
-        try:
-            for name, request in requests.items():
-                if abandoned.is_set():
-                    return
-                news.put((index, name, request(client)))
-        except MeshnetError as problem:
-            error = problem.detail
-        except Exception as problem:  # an unheard end would cost whoever waits the whole deadline
-            logger.exception("Asking %s failed.", client.url)
-            error = f"{client.url}: {type(problem).__name__}"
-        news.put((index, "", error))
-
-    for index, client in enumerate(clients):
-        threading.Thread(target=talk, args=(index, client), name=f"{THREAD_NAME} {client.url}", daemon=True).start()
-
-    replies = [_Reply() for _ in clients]
-    waiting = set(range(len(clients)))
-    while waiting:
-        try:
-            index, name, value = news.get(timeout=max(0.0, give_up - monotonic()))
-        except queue.Empty:
-            break
-        if name:
-            replies[index].answers[name] = value
-        else:
-            replies[index].error = value
-            waiting.discard(index)
-    abandoned.set()
-    for index in waiting:
-        replies[index].error = f"{clients[index].url} did not answer within {deadline:g} s."
-    return replies
-
-
-def _snapshot(client: NodeClient, reply: _Reply) -> NodeSnapshot:
+def _snapshot(client: NodeClient, reply: Reply) -> NodeSnapshot:
     status = reply.answers.get("status")
     state: State = "unreachable"
     if status is not None:

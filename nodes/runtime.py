@@ -320,6 +320,17 @@ class NodeRuntime:
             "versions": versions(),
         }
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no session is held."""
+        return self._store.count() == 0
+
+    def wait_idle(self, seconds: float) -> None:
+        """Returns when no session is held any more, or after so many seconds."""
+        give_up_at = time.monotonic() + seconds
+        while not self.is_idle and time.monotonic() < give_up_at:
+            self._stopped.wait(0.05)
+
     def drain(self) -> None:
         """No new sessions from here on; running ones go on."""
         self._draining.set()

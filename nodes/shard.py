@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,11 @@ class ModelShard:
     @property
     def device(self) -> torch.device:
         return self._model.device
+
+    @property
+    def blocks(self) -> list[Any]:
+        """The modules of the shard's layers, for the proof to watch."""
+        return list(self._model.base_model.layers[self.layers.start : self.layers.end])
 
     def runs_alone(self, layers: LayerRange) -> bool:
         """Whether these layers of the shard may run without the others (case A11)."""
@@ -289,7 +295,13 @@ def _load(blueprint: Blueprint, part: Part, dtype: torch.dtype) -> Any:
 def sketch(blueprint: Blueprint, part: Part, dtype: torch.dtype) -> Any:
     """The same model on the meta device: every shape and dtype of the part, no memory, no weight file opened."""
     with torch.device("meta"):
-        return _cut_class(blueprint, part)._from_config(blueprint.config, dtype=dtype).eval().requires_grad_(False)
+        model = _cut_class(blueprint, part)._from_config(blueprint.config, dtype=dtype).eval().requires_grad_(False)
+    # Some models keep a few weights in fp32; loading does that, building does not.
+    for pattern, kept in model._get_dtype_plan(dtype).items():
+        for name, parameter in model.named_parameters():
+            if re.search(pattern.replace("*", ".*"), name):
+                parameter.data = parameter.data.to(kept)
+    return model
 
 
 def _cut_class(blueprint: Blueprint, part: Part) -> Any:
@@ -324,6 +336,8 @@ def _cut_class(blueprint: Blueprint, part: Part) -> Any:
                     setattr(base, name, value)
 
     PartOfModel.__name__ = PartOfModel.__qualname__ = whole.__name__
+    # transformers reads the source of a class's module to learn what it can do: of this one, only slow experts.
+    PartOfModel.__module__ = whole.__module__
     return PartOfModel
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from django.apps import apps
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http.request import UnreadablePostError
 from django.views.decorators.csrf import csrf_exempt
 
 from nodes import wire
@@ -181,6 +182,14 @@ def readyz(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"status": "draining" if draining else "ok"}, status=503 if draining else 200)
 
 
+def metrics(request: HttpRequest) -> HttpResponse:
+    """The node's numbers for Prometheus. Open on this machine, elsewhere with a token of its own."""
+    from nodes import metrics as node_metrics  # here: what decides who may read imports this module
+    from nodes import metrics_access
+
+    return metrics_access.answer(request, lambda: node_metrics.own_exposition(running_node()))
+
+
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     return _closing(request, error_response(NotFound("There is no such endpoint on a node.")))
 
@@ -225,7 +234,10 @@ def _body(request: HttpRequest, content_type: str, limit: int) -> bytes:
         raise LengthRequired()
     if int(length) > limit:
         raise PayloadTooLarge(f"The body may hold {limit} bytes, not {length}.")
-    body = request.read(int(length))
+    try:
+        body = request.read(int(length))
+    except UnreadablePostError:
+        raise BadRequest("The body broke off.") from None
     if len(body) < int(length):
         raise BadRequest("The body is shorter than its Content-Length.")
     return body

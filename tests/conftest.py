@@ -7,13 +7,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from tests import toys
+from tests.architecture_table import TABLE, ArchitectureTable
 from tests.processes import free_port
 from tests.real import RealMesh, running_mesh
+from tests.toy_mesh import ToyMesh, running_toy_mesh
 
 transformers.logging.disable_progress_bar()
+# Toys are too small for two threads, which only wait for each other: fifty times slower when other work has a core.
+torch.set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Prints the table of architectures, if the run measured any."""
+    table = config.stash.get(TABLE, None)
+    if table is not None and table.cells:
+        terminalreporter.section("architectures")
+        terminalreporter.write("\n".join(table.lines(toys.BAR)) + "\n")
+
+
+@pytest.fixture(scope="session")
+def architecture_table(pytestconfig: pytest.Config) -> ArchitectureTable:
+    """What tests of architectures record, and the end of the run shows."""
+    return pytestconfig.stash.setdefault(TABLE, ArchitectureTable())
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +65,13 @@ def toy_reference(toy_folder: Callable[[str], Path]) -> Callable[[str], Any]:
 def real_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMesh]:
     """One head and two nodes of the real model, started once for the whole run by `manage.py mesh`."""
     with running_mesh(tmp_path_factory.mktemp("real") / "var", "--port", str(free_port())) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="session")
+def toy_mesh(toy_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToyMesh]:
+    """One head and two nodes of a toy model, started once for the whole run."""
+    with running_toy_mesh(toy_folder("llama"), tmp_path_factory.mktemp("mesh")) as mesh:
         yield mesh
 
 

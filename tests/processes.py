@@ -43,7 +43,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 30.0, message: str
     return value
 
 
-def _serve(environ: dict[str, str], config: str, log: str) -> None:
+def _serve(environ: dict[str, str], config: str, log: str, preload: str) -> None:
     """In the child: becomes a gunicorn master with the given environment."""
     os.environ.update(environ)
     os.setsid()  # a Ctrl-C at the terminal reaches pytest, which ends the processes itself
@@ -53,6 +53,7 @@ def _serve(environ: dict[str, str], config: str, log: str) -> None:
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # lives as long as the process
     sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     sys.argv = ["gunicorn", "-c", str(ROOT / "meshsite" / config), "meshsite.wsgi"]
+    exec(preload, {})  # noqa: S102  # code of the tests' own
     from gunicorn.app.wsgiapp import run
 
     run()
@@ -67,6 +68,8 @@ class Served:
     folder: Path
     port: int = field(default_factory=free_port)
     process: Any = None
+    #: Code that the process runs before it becomes a server.
+    preload: str = ""
 
     @property
     def url(self) -> str:
@@ -79,7 +82,9 @@ class Served:
     def start(self) -> Served:
         self.folder.mkdir(parents=True, exist_ok=True)
         environ = {"MESHNET_BIND": f"127.0.0.1:{self.port}", "MESHNET_VAR_DIR": str(self.folder), **self.environ}
-        self.process = _context.Process(target=_serve, args=(environ, self.config, str(self.log)), daemon=True)
+        self.process = _context.Process(
+            target=_serve, args=(environ, self.config, str(self.log), self.preload), daemon=True
+        )
         self.process.start()
         return self
 

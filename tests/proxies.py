@@ -58,6 +58,16 @@ class Proxy:
         finally:
             self._open.set()
 
+    @contextmanager
+    def slowed(self, seconds: float) -> Iterator[None]:
+        """Inside, each step takes so much longer, as on a slow node."""
+        never = threading.Event()
+        before, self.delay = self.delay, lambda: never.wait(seconds)
+        try:
+            yield
+        finally:
+            self.delay = before
+
     def steps(self) -> list[Exchange]:
         return [exchange for exchange in self.exchanges if exchange.path == "/forward"]
 

@@ -14,6 +14,8 @@ import transformers as t
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+#: Logits that differ by less are equal. Case A: correct runs measured up to 2e-6, every trap 4e-3 and more.
+BAR = 1e-4
 VOCAB = 320
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS = 258

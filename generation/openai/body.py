@@ -41,7 +41,10 @@ def _read(request: HttpRequest) -> bytes:
     if not request.META.get("wsgi.input_terminated"):
         raise LengthRequired("The request must say how long its body is (Content-Length).")
     # Django reads no body that has no length; the server ends this one where its chunks end.
-    body: bytes = request.META["wsgi.input"].read(MAX_BODY_BYTES + 1)
+    try:
+        body: bytes = request.META["wsgi.input"].read(MAX_BODY_BYTES + 1)
+    except Exception as error:  # each server has errors of its own for chunks that are none
+        raise RequestRefused("The chunks of the body are malformed, or broke off.", code="bad_request") from error
     if len(body) > MAX_BODY_BYTES:
         raise _too_large()
     request.chunks_were_read = True  # type: ignore[attr-defined]  # for the middleware: nothing is left behind

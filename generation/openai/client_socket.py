@@ -5,6 +5,7 @@ A write would notice it only about two writes later, a silent phase or an answer
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 from collections.abc import Callable, Mapping
@@ -26,8 +27,11 @@ def watch(environ: Mapping[str, Any]) -> Callable[[], bool]:
 
 def _has_gone(sock: socket.socket) -> bool:
     try:
-        return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        # Asked first, since Python waits for the socket's own timeout before a `recv`, whatever its flags say.
+        readable = select.poll()
+        readable.register(sock, select.POLLIN)
+        return bool(readable.poll(0)) and sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except (BlockingIOError, InterruptedError):
         return False  # nothing was sent, and nothing was closed
-    except OSError:
+    except (OSError, ValueError):  # ValueError: closed on this side already
         return True

@@ -19,7 +19,7 @@ from django.http import Http404, HttpRequest, JsonResponse
 from django.http.request import UnreadablePostError
 from rest_framework import exceptions
 
-from generation.errors import RequestRefused
+from generation.errors import Cancelled, RequestRefused
 from nodes import errors as mesh
 
 logger = logging.getLogger(__name__)
@@ -76,13 +76,14 @@ class UnsupportedBody(RequestRefused):
 class Problem:
     """What is said to the client: `status`, the JSON of `body`, and `headers`.
 
-    `work_done`: part of the answer was made already, so that an automatic retry would do all of it again.
+    `work_done`: part of the answer was made already, so that an automatic retry would do all of it again. Nor is
+    what was cancelled to be retried: whoever ended it would have to do so again and again.
     """
 
     def __init__(self, error: BaseException, *, work_done: bool = False) -> None:
         self.status, self.code, self.message, self.param = _describe(error)
         self.headers: dict[str, str] = {}
-        if work_done:
+        if work_done or isinstance(error, Cancelled):
             self.headers["x-should-retry"] = "false"
         elif retry_after := _retry_after(error):
             self.headers["Retry-After"] = str(retry_after)

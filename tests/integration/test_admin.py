@@ -10,9 +10,9 @@ import urllib.request
 import pytest
 
 from tests import processes
-from tests.integration.conftest import ToyMesh
 from tests.integration.test_chat import LONG, chat, joined
 from tests.processes import wait_until
+from tests.toy_mesh import ToyMesh
 
 PASSWORD = "a-password-for-tests"
 
@@ -63,7 +63,9 @@ def test_an_operator_sees_a_running_session_and_evicts_it_and_the_answer_goes_on
         assert all(url in page for url in toy_mesh.urls)
         found = re.search(r'name="session" value="([\w-]+)"', page)
         assert found is not None, page
-        result = browser.submit("/admin/nodes/kvsession/evict/", page, session=found[1])
+        asked = browser.submit("/admin/nodes/kvsession/evict/", page, session=found[1])
+        assert asked.count("holds 1 of the 1 selected") == 2
+        result = browser.submit("/admin/nodes/kvsession/evict/", asked, session=found[1], confirmed="yes")
     assert result.count("evicted 1 of 1 selected") == 2
     text.append(joined(stream))
     assert "".join(text) == undisturbed

@@ -18,8 +18,8 @@ from nodes.client import HttpNodeClient
 from nodes.framing import Payload
 from nodes.wire import StepHeaders
 from tests import processes
-from tests.integration.conftest import ToyMesh
 from tests.processes import ROOT, wait_until
+from tests.toy_mesh import ToyMesh
 from tests.toys import byte_tokenizer, reference_ids
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me about nodes."}]

@@ -17,8 +17,8 @@ from nodes import framing, wire
 from nodes.framing import Payload
 from nodes.wire import mint_session_id
 from tests import processes
-from tests.integration.conftest import ToyMesh
 from tests.processes import Served
+from tests.toy_mesh import ToyMesh
 
 STEP = framing.encode(Payload(torch.zeros(1, 3, 64)))
 ONE = framing.encode(Payload(torch.zeros(1, 1, 64)))

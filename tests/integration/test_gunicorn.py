@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 from tests import processes
-from tests.integration.conftest import ToyMesh
 from tests.proxies import proxy_to
+from tests.toy_mesh import ToyMesh
 
 
 def test_f01_a_stream_may_last_longer_than_the_workers_timeout(toy_mesh: ToyMesh, tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import torch
 
 from nodes.client import HttpNodeClient
 from nodes.model_files import find_model
-from tests.integration.conftest import ToyMesh
 from tests.meshes import LocalMesh
 from tests.processes import SECRET
 from tests.proxies import Proxy, proxy_to
+from tests.toy_mesh import ToyMesh
 from tests.toys import reference_ids
 
 PROMPT = torch.randint(1, 255, (40,), generator=torch.Generator().manual_seed(2)).tolist()

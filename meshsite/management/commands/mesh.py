@@ -62,6 +62,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         self._json = bool(options["json"])
+        # Logs and database are for whoever starts the mesh, as mesh.json is; the children inherit it.
+        os.umask(0o077)
         if settings.ROLE != "head":
             raise CommandError("MESHNET_ROLE is set: unset it, a local mesh gives each of its processes its own.")
         try:

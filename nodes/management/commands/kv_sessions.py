@@ -1,18 +1,24 @@
-"""`manage.py kv_sessions`: the live sessions of the running nodes."""
+"""`manage.py kv_sessions`: the live sessions of the running nodes, once or until Ctrl-C."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from nodes import live, registry
-from nodes.amounts import MISSING, human_bytes, human_seconds
+from nodes.amounts import MISSING, human_bytes, human_seconds, parse_seconds
 from nodes.errors import MeshnetError
 from nodes.live import NodeSnapshot
 from nodes.table import aligned
+from nodes.watch import watch
+
+DEFAULT_WATCH_SECONDS = 2.0
+SHORTEST_WATCH_SECONDS = 0.2
 
 
 class Command(BaseCommand):
@@ -22,7 +28,8 @@ class Command(BaseCommand):
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         kwargs.setdefault(
             "epilog",
-            "Exit codes: 0 every node answered; 1 a node or the mesh could not be reached; 2 wrong usage.",
+            "Exit codes: 0 every node answered, or with --watch it was ended by Ctrl-C; 1 a node or the mesh could not "
+            "be reached; 2 wrong usage.",
         )
         return super().create_parser(prog_name, subcommand, **kwargs)
 
@@ -30,22 +37,55 @@ class Command(BaseCommand):
         parser.add_argument(
             "--node", action="append", default=[], metavar="URL", help="Only this node; may be repeated."
         )
-        parser.add_argument("--json", action="store_true", help="Print JSON instead of tables.")
+        how = parser.add_mutually_exclusive_group()
+        how.add_argument("--json", action="store_true", help="Print JSON instead of tables.")
+        how.add_argument(
+            "--watch",
+            nargs="?",
+            type=_interval,
+            const=DEFAULT_WATCH_SECONDS,
+            metavar="SECONDS",
+            help=f"Show them anew every so many seconds ({DEFAULT_WATCH_SECONDS:g}), in place, until Ctrl-C.",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            snapshots = live.fetch(live.choose(registry.node_clients(), options["node"]))
+            clients = live.choose(registry.node_clients(), options["node"])
         except MeshnetError as error:
             raise CommandError(error.detail) from None
+        if options["watch"] is not None:
+            self.stdout.ending = ""  # Django would end each piece with a line
+            watch(lambda: _screen(live.fetch(clients)), self.stdout, options["watch"])
+            return
+        snapshots = live.fetch(clients)
         if options["json"]:
             self.stdout.write(json.dumps({"nodes": [_as_json(snapshot) for snapshot in snapshots]}, indent=2))
         else:
-            self.stdout.write(_nodes_table(snapshots))
-            self.stdout.write("")
-            self.stdout.write(_sessions_table(snapshots))
+            self.stdout.write(_tables(snapshots))
         failed = [snapshot.error for snapshot in snapshots if snapshot.error]
         if failed:
             raise CommandError("\n".join(failed))
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = parse_seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if seconds < SHORTEST_WATCH_SECONDS:
+        raise argparse.ArgumentTypeError(f"at least {SHORTEST_WATCH_SECONDS:g} seconds: each look asks every node.")
+    return seconds
+
+
+def _screen(snapshots: Sequence[NodeSnapshot]) -> str:
+    """What --watch shows: a node that is down is a line, and no reason to end."""
+    errors = [snapshot.error for snapshot in snapshots if snapshot.error]
+    problems = "\n\n" + "\n".join(errors) if errors else ""
+    return f"{time.strftime('%H:%M:%S')}\n\n{_tables(snapshots)}{problems}"
+
+
+def _tables(snapshots: Sequence[NodeSnapshot]) -> str:
+    return f"{_nodes_table(snapshots)}\n\n{_sessions_table(snapshots)}"
 
 
 def _as_json(snapshot: NodeSnapshot) -> dict[str, Any]:

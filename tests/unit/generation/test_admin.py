@@ -1,41 +1,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.contrib import admin
-from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.utils import timezone
 from rest_framework_api_key.models import APIKey as StockAPIKey
 
 from generation.models import APIKey, Generation, HeadWorker
+from tests.unit.generation.conftest import SignIn
 
-SignIn = Callable[..., Client]
 A, B = "a" * 32, "b" * 32
 GENERATIONS = "/admin/generation/generation/"
 KEYS = "/admin/generation/apikey/"
 WORKERS = "/admin/generation/headworker/"
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def sign_in() -> SignIn:
-    """`sign_in("view_generation", …)` is a browser of a staff member with these rights and no others."""
-
-    def sign_in(*rights: str, superuser: bool = False) -> Client:
-        user = User.objects.create_user("operator", is_staff=True, is_superuser=superuser)
-        wanted = Permission.objects.filter(codename__in=rights, content_type__app_label__in=["generation", "nodes"])
-        user.user_permissions.set(wanted)
-        client = Client()
-        client.force_login(user)
-        return client
-
-    return sign_in
 
 
 def text_of(response: Any) -> str:
@@ -166,6 +149,65 @@ def test_nobody_writes_generations_or_workers_by_hand(sign_in: SignIn) -> None:
 def test_without_rights_nothing_is_shown(sign_in: SignIn, url: str) -> None:
     assert Client().get(url).url.startswith("/admin/login/")
     assert sign_in().get(url).status_code == 403
+
+
+def test_the_totals_are_those_of_what_is_filtered(sign_in: SignIn) -> None:
+    for index, seconds in enumerate((1.0, 2.0, 4.0)):
+        generation(f"a{index}", prompt_tokens=1000, completion_tokens=10, time_to_first_token=seconds)
+    generation("b", status="failed", finish_reason="", prompt_tokens=5, tokens_per_second=7.25)
+    client = sign_in("view_generation")
+
+    def totals(query: str) -> str:
+        found = re.search(r'id="generation-totals".*?</dl>', client.get(GENERATIONS + query).content.decode(), re.S)
+        assert found is not None
+        words = re.findall(r"<dd>(.*?)</dd>", found[0])
+        return " | ".join(words)
+
+    assert totals("") == "4 | 3,005 | 30 | 2.00 s | 3.80 s | 7.2 | 7.2"
+    assert totals("?status__exact=done") == "3 | 3,000 | 30 | 2.00 s | 3.80 s | - | -"
+    assert totals("?q=nowhere") == "0 | 0 | 0 | - | - | - | -"
+
+
+def test_the_detail_shows_the_time_line_and_where_the_time_went(sign_in: SignIn) -> None:
+    started = timezone.now()
+    row = generation(
+        started_at=started,
+        finished_at=started + timedelta(seconds=4),
+        route=[{"node": "http://one:1", "start": 0, "end": 15}],
+        hops=[{"node": "http://one:1", "steps": 4, "compute_ms": 30.0, "queue_ms": 1.0, "network_ms": 9.0}],
+        timeline=[
+            {"at": 0.0, "event": "prefill", "detail": "37 tokens"},
+            {"at": 1.0, "event": "first token", "detail": ""},
+            {"at": 2.0, "event": "cache miss", "detail": "unknown_session on <b>http://one:1"},
+        ],
+    )
+    response = sign_in("view_generation").get(f"{GENERATIONS}{row.pk}/change/")
+    text, html = text_of(response), response.content.decode()
+    assert "0.000 s prefill 37 tokens 1.000 s first token - 2.000 s cache miss unknown_session on" in text
+    assert "http://one:1 0:15 4 30.0 ms 1.0 ms 9.0 ms 10.0 ms" in text
+    assert 'class="gen-decode" x="25.00%" y="0" width="75.00%"' in html
+    assert "<b>http" not in html
+    assert "Cancel this generation" not in html
+
+
+def test_the_list_is_filtered_by_api_key_and_no_page_holds_the_hash_of_a_key(sign_in: SignIn) -> None:
+    mine, _ = APIKey.objects.create_key(name="mine")
+    other, _ = APIKey.objects.create_key(name="other")
+    row = generation(A, api_key=mine)
+    generation(B, api_key=other)
+    client = sign_in("view_generation", "view_apikey", "change_apikey")
+    filtered = client.get(GENERATIONS, {"key": mine.prefix})
+    html = filtered.content.decode()
+    assert (f'title="{A}"' in html, f'title="{B}"' in html) == (True, False)
+    detail = client.get(f"{GENERATIONS}{row.pk}/change/")
+    assert f"mine ({mine.prefix})" in text_of(detail)
+    for page in (filtered, detail):
+        assert not any(key.hashed_key.split("$")[-1] in page.content.decode() for key in (mine, other))
+
+
+def test_a_running_one_says_that_its_time_line_comes_at_the_end(sign_in: SignIn) -> None:
+    row = generation(status="running", finish_reason="")
+    assert "still running" in text_of(sign_in("view_generation").get(f"{GENERATIONS}{row.pk}/change/"))
 
 
 # -- API keys

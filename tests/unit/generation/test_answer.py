@@ -17,7 +17,7 @@ from generation.head import LoopSettings
 from generation.models import Generation
 from generation.prompt import Prompter
 from generation.runtime import HeadRuntime
-from nodes.errors import MeshnetError
+from nodes.errors import Draining, MeshnetError
 from nodes.runtime import NodeRuntime
 from nodes.shard import Embedder
 from tests.meshes import FINGERPRINT, local_clients, ranges, running_nodes
@@ -106,6 +106,19 @@ def test_a_client_that_goes_while_it_waits_for_a_slot_is_noticed(head: HeadRunti
     wait_until(lambda: Generation.objects.get().status == "cancelled", 5)
 
 
+def test_one_that_a_leaving_head_ends_before_it_began_may_be_asked_for_elsewhere(head: HeadRuntime) -> None:
+    def leave() -> bool:
+        stopping = threading.Thread(target=head.stop, kwargs={"timeout": 0.0})
+        stopping.start()
+        stopping.join()
+        return False
+
+    with pytest.raises(Draining) as raised:
+        answers.start(head, request(), api_key=None, streamed=True, client_gone=leave)
+    assert raised.value.retry_after
+    wait_until(lambda: Generation.objects.get().status == "cancelled", 5)
+
+
 def test_what_cannot_be_served_is_refused_before_anything_is_recorded(head: HeadRuntime) -> None:
     for error, options in (
         (ModelNotFound, {"model": "other"}),
@@ -176,3 +189,59 @@ def test_e04_the_answers_id_is_not_the_sessions(head: HeadRuntime) -> None:
     answer = start(head)
     assert answer.job.session_id not in answer.id
     finish(answer)
+
+
+# -- what the metrics say of it
+
+
+def counted(head: HeadRuntime) -> dict[str, float]:
+    """The head's counts by name and labels but the model's name."""
+    return {
+        sample.name.removeprefix("meshnet:")
+        + "".join(f" {v}" for n, v in sample.labels.items() if n != "model_name"): (sample.value)
+        for family in head.metrics.registry.collect()
+        for sample in family.samples
+    }
+
+
+def test_a_finished_answer_is_counted_by_the_time_its_end_is_told(head: HeadRuntime) -> None:
+    answer = start(head)
+    for event in answer.events():
+        if isinstance(event, Finished):
+            samples = counted(head)  # at once: the row may not be written yet
+    answer.join(10)
+    assert samples["generation_tokens_total"] == 20
+    assert samples["prompt_tokens_total"] == answer.prompt_tokens
+    assert samples["request_success_total length"] == 1
+    assert samples["inter_token_latency_seconds_count"] == 19
+    assert (samples["num_requests_running"], samples["num_requests_waiting"]) == (0, 0)
+    assert samples["hop_steps_total local:0"] == samples["hop_steps_total local:1"] == 20
+    assert (samples["reprefill_total"], samples["failover_total"]) == (0, 0)
+
+
+def test_an_answer_under_way_counts_as_running(head: HeadRuntime) -> None:
+    answer = start(head, max_tokens=400)
+    assert counted(head)["num_requests_running"] == 1
+    answer.cancel()
+    assert not [event for event in answer.events() if isinstance(event, Finished)]
+    answer.join(10)
+    samples = counted(head)
+    assert samples["num_requests_running"] == 0
+    assert samples["request_success_total abort"] == 1
+
+
+def test_one_in_line_counts_as_waiting_also_in_the_middle_of_its_answer(head: HeadRuntime) -> None:
+    answer = start(head, max_tokens=400)
+    head.line.enter(answer._loop)  # as after another one took its slots
+    samples = counted(head)
+    head.line.leave(answer._loop)
+    answer.cancel()
+    answer.join(10)
+    assert (samples["num_requests_running"], samples["num_requests_waiting"]) == (0, 1)
+
+
+def test_an_evicted_answer_counts_one_re_prefill(head: HeadRuntime, nodes: list[NodeRuntime]) -> None:
+    answer = start(head, max_tokens=60)
+    nodes[0].evict(everything=True)
+    finish(answer)
+    assert counted(head)["reprefill_total"] == 1

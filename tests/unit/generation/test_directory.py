@@ -92,6 +92,14 @@ def test_a_suspect_is_forgiven_after_a_while(clock: Clock) -> None:
     assert nodes.suspects() == set()
 
 
+def test_a_removed_node_is_in_no_plan_until_it_is_brought_back(clock: Clock) -> None:
+    nodes = directory(FakeClient("http://a"), FakeClient("http://b"), clock=clock)
+    nodes.set_removed({"http://a", "http://of-another-mesh"})
+    assert [node.url for node in nodes.ready()] == ["http://b"]
+    nodes.set_removed(set())
+    assert [node.url for node in nodes.ready()] == ["http://a", "http://b"]
+
+
 def test_a_stranger_is_no_route(clock: Clock) -> None:
     with pytest.raises(NoRoute, match="http://x"):
         directory(FakeClient(), clock=clock).client("http://x")

@@ -169,6 +169,21 @@ def test_after_an_eviction_the_text_is_cached_again(mesh: Mesh, expected: list[i
     assert lengths == [8, 8, 5, *[1] * 6, 1, 8, 8, 8, 4, *[1] * 12]
 
 
+def test_the_time_line_tells_a_re_prefill_from_the_decode_after_it(mesh: Mesh) -> None:
+    mesh.clients[1].faults[10] = evict
+    _, progress = mesh.run()
+    events = [(event, detail) for _, event, detail in progress.events]
+    assert events == [
+        ("prefill", f"{len(PROMPT)} tokens"),
+        ("first token", ""),
+        ("cache miss", "unknown_session on local:1"),
+        ("re-prefill", f"{len(PROMPT) + 7} tokens"),
+        ("decode", ""),
+    ]
+    moments = [at for at, _, _ in progress.events]
+    assert moments == sorted(moments)
+
+
 def test_a_node_that_always_misses_ends_in_an_error_and_not_in_a_loop(mesh: Mesh) -> None:
     def always(client: FaultyClient, headers: StepHeaders, payload: Payload) -> StepAnswer:
         if headers.cache == "decode":

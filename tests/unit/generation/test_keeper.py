@@ -12,7 +12,7 @@ from django.db import DatabaseError, InterfaceError, connection
 from generation.keeper import Keeper
 from generation.models import Generation, HeadWorker
 from nodes.live import NodeSnapshot
-from nodes.models import Node
+from nodes.models import Node, NodeSample
 
 pytestmark = pytest.mark.django_db
 
@@ -197,13 +197,69 @@ def test_the_number_of_queries_does_not_grow_with_the_nodes(
 ) -> None:
     counts = []
     for number in (1, 40):
-        keeper = keeper_of("me", clock, *(seen(STATUS, url=f"http://n:{port}") for port in range(number)))
+        keeper = sampling("me", clock, *(busy(url=f"http://n:{port}") for port in range(number)))
         keeper.tick()
+        clock.advance(15)
         with django_assert_max_num_queries(20) as queries:
             keeper.tick()
         counts.append(len(queries))
     assert counts[0] == counts[1]
     assert Node.objects.count() == 40
+
+
+def sampling(boot_id: str, clock: WallClock, *snapshots: NodeSnapshot, **options: Any) -> Keeper:
+    return Keeper(
+        boot_id, [], clock=clock, fetch=lambda clients: list(snapshots), **({"sample_seconds": 15.0} | options)
+    )
+
+
+def busy(sessions: int = 2, url: str = "http://n:1") -> NodeSnapshot:
+    stats = {"sessions": sessions, "bytes": 4096, "evictions": {"ttl": 3, "lru": 1}}
+    return NodeSnapshot(url, STATUS | {"work": {"tokens": 77}}, {"sessions": [], "stats": stats}, None, "ready")
+
+
+def test_one_sample_per_node_and_interval_is_written_however_many_keepers_tick(clock: WallClock) -> None:
+    keepers = [sampling(name, clock, busy(), busy(url="http://m:1"), seen(None, url="http://s:1")) for name in "ab"]
+    for _ in range(6):
+        for keeper in keepers:
+            keeper.tick()
+        clock.advance(5)
+    rows = NodeSample.objects.order_by("node__url", "at").values_list("node__url", "at", "sessions", "tokens")
+    assert list(rows) == [
+        (url, START + timedelta(seconds=after), 2, 77) for url in ("http://m:1", "http://n:1") for after in (0, 15)
+    ]
+
+
+def test_samples_end_with_their_retention(clock: WallClock) -> None:
+    keeper = sampling("me", clock, busy(), sample_retention=60.0)
+    for _ in range(20):
+        keeper.tick()
+        clock.advance(15)
+    assert NodeSample.objects.count() == 5
+
+
+def test_without_an_interval_no_sample_is_written(clock: WallClock) -> None:
+    keeper_of("me", clock, busy()).tick()
+    assert not NodeSample.objects.exists()
+
+
+def test_its_head_is_told_at_every_tick_which_nodes_are_removed(clock: WallClock) -> None:
+    told: list[Any] = []
+    keeper = sampling("me", clock, busy(), tell_removed=told.append)
+    keeper.tick()
+    Node.objects.update(is_removed=True)
+    keeper.tick()
+    Node.objects.update(is_removed=False)
+    keeper.tick()
+    assert told == [set(), {"http://n:1"}, set()]
+
+
+def test_what_an_operator_removed_stays_removed_when_the_row_is_written_again(clock: WallClock) -> None:
+    keeper = keeper_of("me", clock, seen(STATUS))
+    keeper.tick()
+    Node.objects.update(is_removed=True)
+    keeper.tick()
+    assert Node.objects.get().is_removed
 
 
 @pytest.mark.parametrize("step", ["_give_sign", "_interrupt_orphans", "_forget_workers", "_write_nodes"])

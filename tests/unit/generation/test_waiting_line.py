@@ -16,3 +16,15 @@ def test_the_first_who_came_is_first_and_the_next_follows() -> None:
     assert line.is_first(second)
     line.leave(second)
     assert len(line) == 0
+
+
+def test_every_change_is_told_and_nothing_else() -> None:
+    told: list[int] = []
+    line = WaitingLine(changed=lambda: told.append(len(line)))
+    line.enter("a")
+    line.enter("a")
+    line.enter("b")
+    line.leave("a")
+    line.leave("a")
+    assert told == [1, 2, 1]
+    assert (line.holds("a"), line.holds("b")) == (False, True)

@@ -18,6 +18,7 @@ def ids() -> list[str | None]:
     ("name", "value", "check"),
     [
         ("MESHNET_SECRET", "short", "meshnet.E001"),
+        ("MESHNET_METRICS_TOKEN", "short", "meshnet.E004"),
         ("MESHNET_NODES", ["127.0.0.1:8001"], "meshnet.E002"),
         ("MESHNET_NODES", ["http://a:1", "ftp://b:2"], "meshnet.E002"),
         ("MESHNET_NODES", ["http://a:1/forward"], "meshnet.E002"),
@@ -35,6 +36,7 @@ def test_a_bad_value_is_found(settings: Any, name: str, value: Any, check: str) 
     [
         ("MESHNET_SECRET", ""),
         ("MESHNET_SECRET", GOOD_SECRET),
+        ("MESHNET_METRICS_TOKEN", GOOD_SECRET),
         ("MESHNET_NODES", ["http://127.0.0.1:8001", "https://node.example/", "http://[::1]:8001"]),
         ("MESHNET_LAYERS", "0:15"),
     ],

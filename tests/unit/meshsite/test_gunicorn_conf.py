@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -87,6 +88,8 @@ class Runtime:
     """What a node or a head serves: remembers what it was told."""
 
     def __init__(self) -> None:
+        self.is_idle = True
+        self.waiting, self.ended = threading.Event(), threading.Event()
         self.told: list[str] = []
 
     def drain(self) -> None:
@@ -94,6 +97,10 @@ class Runtime:
 
     def stop(self) -> None:
         self.told.append("stop")
+
+    def wait_idle(self, seconds: float) -> None:
+        self.waiting.set()
+        assert self.ended.wait(5)
 
 
 @pytest.fixture
@@ -136,6 +143,35 @@ def test_a_loaded_node_is_served_and_drained_before_gunicorn_leaves(
     assert worker.left == [["drain"]]
     gunicorn_conf.stop_runtimes()
     assert runtime.told == ["drain", "stop"]
+
+
+def test_f08_a_node_lets_running_answers_go_on_before_gunicorn_leaves(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = Runtime()
+    runtime.is_idle = False
+    left = threading.Event()
+    worker.handle_exit = lambda sig, frame: (worker.left.append(list(runtime.told)), left.set())
+    boot(monkeypatch, runtime)
+    gunicorn_conf.load_worker(worker)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert runtime.waiting.wait(5)
+    assert worker.left == [], "it still serves"
+    runtime.ended.set()
+    assert left.wait(5)
+    assert worker.left == [["drain"]]
+
+
+def test_a_second_signal_does_not_wait(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime()
+    runtime.is_idle = False
+    boot(monkeypatch, runtime)
+    gunicorn_conf.load_worker(worker)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert runtime.waiting.wait(5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert worker.left == [signal.SIGTERM]
+    runtime.ended.set()
 
 
 @pytest.mark.parametrize("error", [ShardRefused("not proved"), ModelUnavailable("not here")])

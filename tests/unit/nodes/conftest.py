@@ -5,12 +5,27 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.apps import apps
+from django.contrib.auth.models import Permission, User
+from django.test import Client
 
-from nodes import live
 from nodes.client import HttpNodeClient
+from nodes.side_by_side import THREAD_NAME
+from nodes.snapshots import SnapshotCache
+from tests.conftest import Clock
 from tests.unit.nodes.fake_node import SECRET, FakeNode, dead_url
 
 MakeNode = Callable[..., FakeNode]
+SignIn = Callable[..., Client]
+Mesh = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def snapshots(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> SnapshotCache:
+    """A test's pages remember nothing of another test's nodes, and look again when the clock says so."""
+    cache = SnapshotCache(clock=clock)
+    monkeypatch.setattr(apps.get_app_config("nodes"), "snapshots", cache)
+    return cache
 
 
 @pytest.fixture
@@ -26,8 +41,22 @@ def make_node() -> Iterator[MakeNode]:
     for node in nodes:
         node.close()
     for thread in threading.enumerate():
-        if thread.name.startswith(live.THREAD_NAME):
+        if thread.name.startswith(THREAD_NAME):
             thread.join(10)
+
+
+@pytest.fixture
+def sign_in() -> SignIn:
+    """`sign_in("view_kvsession", …)` is a browser of a staff member with these rights and no others."""
+
+    def sign_in(*rights: str, superuser: bool = False, csrf: bool = False) -> Client:
+        user = User.objects.create_user("operator", is_staff=True, is_superuser=superuser)
+        user.user_permissions.set(Permission.objects.filter(codename__in=rights))
+        client = Client(enforce_csrf_checks=csrf)
+        client.force_login(user)
+        return client
+
+    return sign_in
 
 
 @pytest.fixture

@@ -20,21 +20,34 @@ def session_id(letter: str) -> str:
 
 
 class FakeNode:
-    """Answers `/status`, `/sessions` and `/sessions/evict` like a node. `sessions` is what it holds, by id.
+    """Answers `/status`, `/sessions`, `/sessions/evict`, `/limits` and `/drain` like a node. `sessions` is what it
+    holds, by id; `refusal` is what it says to changes of its limits and state, if it refuses them.
 
     With `hanging` it accepts requests and answers none until it is closed.
     """
 
     def __init__(self, layers: str = "0:15", *, secret: str = SECRET, hanging: bool = False) -> None:
         self.layers = layers
+        self.n_layers = 30
         self.secret = secret
         self.hanging = hanging
         self.state = "ready"
         self.versions: Any = {"meshnet": "0.1.0", "torch": "0", "transformers": "0"}
+        self.ttl_seconds = 600.0
         self.max_sessions = 8
+        self.max_bytes = 2 * 1024**3
         self.sessions: dict[str, dict[str, Any]] = {}
         self.evictions = {"ttl": 0, "operator": 0}
         self.broken: dict[str, Any] = {}
+        self.work: Any = {
+            "steps": {"prefill": 2, "decode": 10, "stateless": 0},
+            "tokens": 40,
+            "compute_ms": 600.0,
+            "queue_ms": 12.0,
+            "refusals": {},
+            "errors": [],
+        }
+        self.refusal = ""
         self.requests: list[str] = []
         self._closing = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -74,13 +87,15 @@ class FakeNode:
             "layers": self.layers,
             "start_layer": start,
             "end_layer": end,
-            "n_layers": 30,
-            "is_tail": end == 30,
+            "n_layers": self.n_layers,
+            "is_tail": end == self.n_layers,
             "dtype": "float32",
             "device": "cpu",
             "boot_id": f"boot-of-{self.layers}",
             "state": self.state,
             "versions": self.versions,
+            "started_at": 1_700_000_000.0,
+            "work": self.work,
         }
 
     def _list(self) -> dict[str, Any]:
@@ -88,7 +103,7 @@ class FakeNode:
         return {
             "boot_id": f"boot-of-{self.layers}",
             "layers": self.layers,
-            "limits": {"ttl_seconds": 600.0, "max_sessions": self.max_sessions, "max_bytes": 2 * 1024**3},
+            "limits": self._limits(),
             "stats": {
                 "sessions": len(self.sessions),
                 "bytes": size,
@@ -116,6 +131,14 @@ class FakeNode:
         self.evictions["operator"] += len(chosen)
         return {"evicted": chosen, "unknown": unknown}
 
+    def _limits(self) -> dict[str, Any]:
+        return {"ttl_seconds": self.ttl_seconds, "max_sessions": self.max_sessions, "max_bytes": self.max_bytes}
+
+    def _change(self, body: dict[str, Any]) -> dict[str, Any]:
+        for name, value in body.items():
+            setattr(self, name, value)
+        return self._limits()
+
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         node = self
 
@@ -124,6 +147,12 @@ class FakeNode:
                 self._answer()
 
             def do_POST(self) -> None:  # the library's name
+                self._answer()
+
+            def do_PATCH(self) -> None:  # the library's name
+                self._answer()
+
+            def do_DELETE(self) -> None:  # the library's name
                 self._answer()
 
             def _answer(self) -> None:
@@ -143,6 +172,13 @@ class FakeNode:
                     self._send(200, node._list())
                 elif self.path == "/sessions/evict":
                     self._send(200, node._evict(json.loads(body)))
+                elif node.refusal:
+                    self._send(400, {"error": "bad_request", "detail": node.refusal})
+                elif self.path == "/limits":
+                    self._send(200, node._change(json.loads(body)))
+                elif self.path == "/drain":
+                    node.state = "draining" if self.command == "POST" else "ready"
+                    self._send(200, {"state": node.state})
                 else:
                     self._send(404, {"error": "not_found", "detail": f"There is nothing under {self.path}."})
 

@@ -273,3 +273,11 @@ def test_a11_an_unknown_way_of_sharing_is_refused(shape: Any) -> None:
 def test_no_family_of_the_table_shares(toy_folder: Callable[[str], Path]) -> None:
     for family in toys.CONFIGS:
         assert producers(toys.CONFIGS[family]()) == {}
+
+
+def test_shards_of_experts_run_as_the_whole_model_does(toy_folder: Any) -> None:
+    """Else they would fall back to a loop over the experts in Python."""
+    whole = t.AutoModelForCausalLM.from_pretrained(toy_folder("qwen3_moe"))
+    shard = ModelShard.load(toy_folder("qwen3_moe"), LayerRange(0, 2))
+    for name in ("_experts_implementation", "_attn_implementation"):
+        assert getattr(shard._model.config, name) == getattr(whole.config, name)

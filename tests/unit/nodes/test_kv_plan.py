@@ -89,6 +89,13 @@ def test_layers_that_are_not_there_are_refused(toy_folder: Any) -> None:
         plan_shard(read_blueprint(toy_folder("llama")), LayerRange(2, 5), torch.float32)
 
 
+def test_quantised_weights_are_not_guessed_at(toy_folder: Any) -> None:
+    blueprint = read_blueprint(toy_folder("llama"))
+    blueprint.config.quantization_config = {"quant_method": "mxfp4"}
+    with pytest.raises(ShardRefused, match="quantised"):
+        plan_shard(blueprint, LayerRange(0, 2), torch.float32)
+
+
 def test_what_cannot_run_without_weights_is_refused_and_no_crash(toy_folder: Any, monkeypatch: Any) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("values are needed here")

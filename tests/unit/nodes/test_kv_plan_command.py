@@ -96,17 +96,26 @@ def test_an_untested_type_needs_the_setting(folder: Path, settings: Any) -> None
     assert "0:4" in run("--model", str(folder), "--context", "10")
 
 
-def test_it_opens_no_weights(toy_folder: Any, tmp_path: Path) -> None:
-    """A file that is no safetensors file lies where the weights would be, and nobody notices."""
+OPENED = """
+import os, sys
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "meshsite.settings")
+from django.core.management import execute_from_command_line
+execute_from_command_line(["manage.py", "kv_plan", "--model", {folder!r}, "--context", "100", "--memory", "1GiB"])
+print("opened", *sorted({{os.path.basename(path) for path in opened if path.startswith({folder!r})}}))
+"""
+
+
+def test_it_opens_the_configuration_and_no_weights(toy_folder: Any, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    folder.mkdir()
-    shutil.copy(toy_folder("llama") / "config.json", folder)
+    shutil.copytree(toy_folder("llama"), folder)
+    # Nothing but their names is left of the weights.
     (folder / "model.safetensors").write_bytes(b"not weights at all")
-    (folder / "model.safetensors").chmod(0)
-    done = manage("kv_plan", "--model", str(folder), "--context", "100", "--memory", "1GiB", var_dir=tmp_path / "var")
+    done = manage(var_dir=tmp_path / "var", code=OPENED.format(folder=str(folder)))
     assert done.returncode == 0, done.stderr
     assert "0:4" in done.stdout
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert done.stdout.splitlines()[-1] == "opened config.json"
 
 
 def test_its_exit_codes_are_in_its_help_and_true(folder: Path, tmp_path: Path) -> None:

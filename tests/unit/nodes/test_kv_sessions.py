@@ -218,6 +218,25 @@ def test_a_prompt_that_does_not_fit_beside_running_sessions_waits(store: Store) 
     assert store.names() == ["a"]
 
 
+def test_prompts_that_arrive_together_do_not_each_find_the_budget_free(store: Store) -> None:
+    first = store.open("a", 60)
+    with pytest.raises(Busy, match="500 bytes"):
+        store.open("b", 50)
+    assert store.stats()["bytes"] == 0, "what is only announced is not shown as held"
+    store.run(first, None, 20)
+    store.prefill("b", 50)
+    assert store.stats()["bytes"] == 700
+
+
+def test_an_announced_piece_of_a_prompt_counts_until_its_step_ends(store: Store) -> None:
+    store.prefill("a", 40)
+    piece = store.store.take("a", 40, 400)
+    with pytest.raises(Busy):
+        store.open("b", 30)
+    store.store.done(piece)
+    store.prefill("b", 30)
+
+
 def test_a_prompt_that_could_never_fit_is_refused_for_good(store: Store) -> None:
     with pytest.raises(PayloadTooLarge, match="MESHNET_KV_MAX_BYTES"):
         store.prefill("a", 101)

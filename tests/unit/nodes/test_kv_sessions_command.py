@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from nodes.mesh_file import MeshFile
+from nodes.watch import watch
 from tests.unit.nodes.fake_node import SECRET, FakeNode, session_id
-from tests.unit.nodes.manage import manage
+from tests.unit.nodes.manage import manage, started
 
 Mesh = Callable[..., None]
 A, B = session_id("a"), session_id("b")
@@ -131,11 +134,12 @@ def test_its_exit_codes_are_in_its_help_and_wrong_usage_is_2(tmp_path: Path) -> 
     wrong = manage("kv_sessions", "--nonsense", var_dir=tmp_path)
     assert wrong.returncode == 2
     text = " ".join(manage("kv_sessions", "--help", var_dir=tmp_path).stdout.split())
-    assert "Exit codes: 0 every node answered; 1 a node or the mesh could not be reached; 2 wrong usage." in text
+    assert "Exit codes: 0 every node answered, or with --watch it was ended by Ctrl-C; 1 a node" in text
 
 
-@pytest.mark.parametrize("command", ["kv_sessions", "kv_evict"])
+@pytest.mark.parametrize("command", ["kv_sessions", "kv_evict", "kv_stats", "mesh_status"])
 def test_it_does_not_import_torch_nor_open_the_database(command: str, front: FakeNode, tmp_path: Path) -> None:
+    front.layers = "0:30"  # all of them: mesh_status is content
     arguments = ["--all"] if command == "kv_evict" else []
     code = (
         "import sys; from django.core.management import execute_from_command_line as run\n"
@@ -147,3 +151,58 @@ def test_it_does_not_import_torch_nor_open_the_database(command: str, front: Fak
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "heavy: []"
     assert list(tmp_path.iterdir()) == []
+
+
+# -- --watch
+
+
+def test_watching_shows_new_sessions_until_ctrl_c(front: FakeNode, mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh(front)
+    front.hold(A)
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+        front.hold(B)
+
+    monkeypatch.setattr("nodes.management.commands.kv_sessions.watch", partial(watch, wait=wait))
+    text = run("--watch", "5")
+    assert waits == [5.0, 5.0]
+    assert [text.count(A), text.count(B)] == [2, 1]
+
+
+def test_a_node_that_dies_meanwhile_is_a_line_and_no_end(
+    front: FakeNode, dead: str, mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh(front, dead)
+    front.hold(A)
+
+    def wait(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nodes.management.commands.kv_sessions.watch", partial(watch, wait=wait))
+    text = run("--watch")
+    assert A in text and f"{dead} cannot be reached" in text
+
+
+def test_ctrl_c_ends_watching_with_code_0(front: FakeNode, tmp_path: Path) -> None:
+    front.hold(A)
+    with started("kv_sessions", "--watch", "0.2", var_dir=tmp_path, nodes=(front,)) as process:
+        assert process.stdout is not None
+        seen = ""
+        while seen.count(A) < 2:
+            line = process.stdout.readline()
+            assert line, process.stderr.read() if process.stderr else ""
+            seen += line
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [["--watch", "0.01"], ["--watch", "often"], ["--watch", "1", "--json"]])
+def test_watching_too_often_or_in_json_is_wrong_usage(arguments: list[str], tmp_path: Path) -> None:
+    done = manage("kv_sessions", *arguments, var_dir=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

@@ -6,9 +6,7 @@ statistics, rows and bytes are compared with it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -16,107 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nodes.errors import Busy, KVCacheMiss, MeshnetError, PayloadTooLarge, Released
-from nodes.kv_sessions import TOMBSTONE_SECONDS, SessionCacheEntry, SessionCacheStore, StoreLimits
+from nodes.kv_sessions import SessionCacheStore, StoreLimits
 from nodes.layers import LayerRange
 from tests.conftest import Clock
+from tests.unit.nodes.kv_sessions_model import EXPECTED, LIMITS, FakeCache, Held, Model, Step
 
 WHOLE, PART_START, PART_END = LayerRange(0, 4), LayerRange(1, 4), LayerRange(0, 3)
-EXPECTED, REAL = 10, 12  # bytes a token: what a step announces is an estimate
-LIMITS = StoreLimits(ttl_seconds=60.0, max_sessions=3, max_bytes=30 * EXPECTED, active_seconds=10.0)
-
-names = st.sampled_from("abcde")
-seconds = st.sampled_from([0.0, 0.0, 0.5, 4.0, 10.0, 11.0, 11.0, 30.0, 61.0])
+names = st.sampled_from("aabbccde")
+seconds = st.sampled_from([*[0.0] * 8, 0.5, 4.0, 10.0, *[11.0] * 6, 30.0, 61.0])
 tokens = st.sampled_from([1, 5, 9, 10, 10, 15, 20, 30, 31])
-
-
-class FakeCache:
-    """A few bytes more than were announced."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-
-    def nbytes(self) -> int:
-        return REAL * self.tokens
-
-
-@dataclass(eq=False)
-class Held:
-    """What the model knows of one session; `gone` says why it left."""
-
-    name: str
-    last_used: float
-    tokens: int = 0
-    promised: int = 0
-    hits: int = 0
-    in_use: int = 0
-    gone: str | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return REAL * self.tokens
-
-    @property
-    def claim(self) -> int:
-        return max(self.nbytes, self.promised)
-
-
-@dataclass(eq=False)
-class Step:
-    """A step between its arrival and its end."""
-
-    entry: SessionCacheEntry
-    held: Held
-    past_len: int | None
-    size: int
-    layers: LayerRange
-
-
-@dataclass
-class Model:
-    """The store in plain words."""
-
-    clock: Clock
-    live: dict[str, Held] = field(default_factory=dict)  # least recently used first
-    tombstones: dict[str, float] = field(default_factory=dict)
-    left: Counter[str] = field(default_factory=Counter)
-    misses: Counter[str] = field(default_factory=Counter)
-    hits: int = 0
-    prefills: int = 0
-
-    def leave(self, held: Held, reason: str) -> None:
-        if held.gone is None:
-            held.gone = reason
-            del self.live[held.name]
-            self.left[reason] += 1
-
-    def expire(self) -> None:
-        for held in list(self.live.values()):
-            if not held.in_use and self.clock.now - held.last_used > LIMITS.ttl_seconds:
-                self.leave(held, "ttl")
-
-    def is_released(self, name: str) -> bool:
-        return self.clock.now - self.tombstones.get(name, float("-inf")) < TOMBSTONE_SECONDS
-
-    def victims(self, keep: Held | None = None) -> list[Held]:
-        return [
-            held
-            for held in self.live.values()
-            if held is not keep and not held.in_use and self.clock.now - held.last_used >= LIMITS.active_seconds
-        ]
-
-    def room(self, keep: Held | None, slots: int, claimed: int) -> list[tuple[Held, str]] | None:
-        """Who goes, and why, until so many more sessions and bytes fit; None when that cannot be."""
-        going: list[tuple[Held, str]] = []
-        sessions = len(self.live) + slots
-        for held in self.victims(keep):
-            if sessions > LIMITS.max_sessions:
-                going.append((held, "lru"))
-            elif claimed > LIMITS.max_bytes:
-                going.append((held, "bytes"))
-            else:
-                break
-            sessions, claimed = sessions - 1, claimed - held.claim
-        return going if sessions <= LIMITS.max_sessions and claimed <= LIMITS.max_bytes else None
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -125,12 +31,12 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.clock = Clock()
-        self.store = SessionCacheStore(LIMITS, clock=self.clock, wall=lambda: 0.0)
-        self.model = Model(self.clock)
+        self.store = SessionCacheStore(LIMITS[0], clock=self.clock, wall=lambda: 0.0)
+        self.model = Model(self.clock, LIMITS[0])
         self.waiting: list[Step] = []
         self.running: list[Step] = []
         self.ended: list[Step] = []
-        self.most_sessions = self.most_bytes = 0
+        self.most_sessions = self.most_bytes = self.held_when_lowered = 0
 
     # -- what the model is compared with
 
@@ -186,7 +92,7 @@ class StoreMachine(RuleBasedStateMachine):
         error: type[MeshnetError] | None = None
         if self.model.is_released(name):
             error = Released
-        elif need > LIMITS.max_bytes:
+        elif need > self.model.limits.max_bytes:
             error = PayloadTooLarge
         elif going is None:
             error = Busy
@@ -228,7 +134,7 @@ class StoreMachine(RuleBasedStateMachine):
             error = KVCacheMiss
         elif more and past_len == held.tokens:
             going = self.model.room(held, 0, self.claimed() - held.claim + need)
-            error = PayloadTooLarge if need > LIMITS.max_bytes else Busy if going is None else None
+            error = PayloadTooLarge if need > self.model.limits.max_bytes else Busy if going is None else None
         entry = self.expect(error, lambda: self.store.take(name, past_len, more))
         if entry is None or held is None:
             return None
@@ -277,8 +183,8 @@ class StoreMachine(RuleBasedStateMachine):
             error = Released if held.gone == "replaced" else None
         elif held.gone or step.layers != WHOLE or step.past_len != held.tokens:
             error = KVCacheMiss
-        began = self.expect(error, lambda: (self.store.begin(step.entry, step.layers, step.past_len), True)[1])
-        if began is None:
+        self.expect(error, lambda: self.store.begin(step.entry, step.layers, step.past_len))
+        if error is not None:
             self.ended.append(step)
             return
         if step.past_len is not None:
@@ -330,17 +236,17 @@ class StoreMachine(RuleBasedStateMachine):
         self.shrink()
 
     def shrink(self) -> None:
-        excess = self.bytes_held() - LIMITS.max_bytes
+        excess = self.bytes_held() - self.model.limits.max_bytes
         for victim in self.model.victims():
             if excess <= 0:
                 return
             excess -= victim.nbytes
             self.model.leave(victim, "bytes")
-        assert self.bytes_held() <= LIMITS.max_bytes or not self.model.victims()
+        assert self.bytes_held() <= self.model.limits.max_bytes or not self.model.victims()
 
     # -- evictions
 
-    @rule(chosen=st.lists(names, max_size=3), by=st.sampled_from(["operator", "released"]), later=seconds)
+    @rule(chosen=st.lists(names, max_size=2), by=st.sampled_from(["operator", "released"]), later=seconds)
     def some_are_evicted(self, chosen: list[str], by: Any, later: float) -> None:
         self.clock.advance(later)
         self.model.expire()
@@ -350,7 +256,7 @@ class StoreMachine(RuleBasedStateMachine):
         for name in expected[0]:
             self.model.leave(self.model.live[name], by)
 
-    @rule(idle=st.sampled_from([3.0, 30.0, 30.0, 30.0, None]), later=seconds)
+    @rule(idle=st.sampled_from([3.0, 30.0, 30.0, 59.0, 59.0, None]), later=seconds)
     def the_idle_or_all_are_evicted(self, idle: float | None, later: float) -> None:
         self.clock.advance(later)
         self.model.expire()
@@ -378,6 +284,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.expire()
         self.shrink()
 
+    @rule(limits=st.sampled_from(LIMITS), later=seconds)
+    def an_operator_changes_the_limits(self, limits: StoreLimits, later: float) -> None:
+        self.clock.advance(later)
+        self.store.set_limits(limits)
+        self.model.limits = limits
+        self.model.expire()
+        excess = len(self.model.live) - limits.max_sessions
+        for victim in self.model.victims()[: max(0, excess)]:
+            self.model.leave(victim, "lru")
+        self.shrink()
+        self.held_when_lowered = len(self.model.live)
+
     # -- after every call
 
     @invariant()
@@ -401,8 +319,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert (stats["high_water_sessions"], stats["high_water_bytes"]) == (self.most_sessions, self.most_bytes)
 
     @invariant()
-    def the_caps_hold(self) -> None:
-        assert len(self.model.live) <= LIMITS.max_sessions
+    def only_what_was_held_when_a_cap_was_lowered_is_over_it(self) -> None:
+        assert len(self.model.live) <= max(self.model.limits.max_sessions, self.held_when_lowered)
 
     @invariant()
     def nothing_in_use_was_taken_to_make_room(self) -> None:
@@ -426,8 +344,8 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStoreUnderPressure = StoreMachine.TestCase
 TestStoreUnderPressure.settings = settings(
-    max_examples=100,
-    stateful_step_count=50,
+    max_examples=150,
+    stateful_step_count=60,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -233,3 +233,19 @@ def test_nodes_are_chosen_by_url_with_or_without_a_slash() -> None:
     assert live.choose([one, two], ["http://two/", "http://one"]) == [one, two]
     with pytest.raises(NotFound, match="http://three is not a node of this mesh; its nodes: http://one, http://two"):
         live.choose([one, two], ["http://three"])
+
+
+def test_a_change_is_confirmed_or_says_why_not(front: FakeNode, dead: str, clients: Connect) -> None:
+    well, gone = clients(front, dead)
+    assert live.change(well, lambda one: one.set_draining(True, timeout=5)) is None
+    assert front.state == "draining"
+    front.refusal = "Not now."
+    problem = live.change(well, lambda one: one.set_limits({"max_sessions": 3}, timeout=5))
+    assert problem == f"{front.url}: Not now."
+    assert dead in (live.change(gone, lambda one: one.set_draining(True, timeout=5)) or "")
+
+
+def test_a_change_on_a_hanging_node_comes_back_by_the_deadline(make_node: MakeNode, clients: Connect) -> None:
+    hanging = make_node(hanging=True)
+    problem = live.change(clients(hanging)[0], lambda one: one.set_draining(True, timeout=60), deadline=0.3)
+    assert problem == f"{hanging.url} did not answer within 0.3 s."

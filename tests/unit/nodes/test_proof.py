@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from nodes import proof
 from nodes.errors import ShardRefused
@@ -155,3 +156,53 @@ def test_a_lack_of_memory_says_nothing_about_the_model(toy_folder: Any) -> None:
 
     with pytest.raises(torch.OutOfMemoryError):
         proof.prove(shard_with(toy_folder, fail))
+
+
+def deep(folder: Any) -> ModelShard:
+    """Layers enough for 16-bit rounding to grow into something that looks like an error."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**{**toys._COMMON, "num_hidden_layers": 16})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim >= 2:
+            # Attention that is nearly a choice of one position: a little rounding chooses another.
+            parameter.data.mul_(100 if "q_proj" in name or "k_proj" in name else 10)
+    model.save_pretrained(folder)
+    return ModelShard.load(folder, LayerRange(1, 16), dtype=torch.bfloat16)
+
+
+def test_a14_rounding_that_layers_magnify_is_no_wrong_cache(tmp_path: Any) -> None:
+    shard = deep(tmp_path)
+    hidden = torch.randn(1, 20, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    with torch.inference_mode():
+        cache = shard.new_cache()
+        pieces = [shard.forward(piece, cache.tokens, cache) for piece in hidden.split(proof.PIECES, dim=1)]
+        error = proof.difference(torch.cat(pieces, dim=1), shard.forward(hidden, 0, None))
+    assert error > proof.TOLERANCE[torch.bfloat16]  # else this test shows nothing
+    assert proof.prove(shard) == proof.Verdict(True, cache.footprint())
+    assert not any(block._forward_hooks or block._forward_pre_hooks for block in shard.blocks)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", sorted(toys.CONFIGS))
+def test_a14_good_shards_of_every_family_pass_in_16_bit(family: str, dtype: torch.dtype, toy_folder: Any) -> None:
+    assert proof.prove(ModelShard.load(toy_folder(family), LayerRange(1, 4), dtype=dtype)).supports_kv_cache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma3_text"])
+def test_a01_masks_from_a_layer_of_another_shard_are_found_in_every_format(
+    family: str, dtype: torch.dtype, toy_folder: Any, monkeypatch: Any
+) -> None:
+    shard = ModelShard.load(toy_folder(family), LayerRange(2, 4), dtype=dtype)
+    sparse = shard.new_cache
+
+    def plain(layers: LayerRange | None = None) -> Any:
+        cache = sparse(layers)
+        for index, layer in enumerate(transformers.DynamicCache(config=shard._config).layers):
+            if index not in shard.layers:
+                cache.layers[index] = layer  # an empty slot where a dummy belongs
+        return cache
+
+    monkeypatch.setattr(shard, "new_cache", plain)
+    assert not proof.prove(shard).supports_kv_cache

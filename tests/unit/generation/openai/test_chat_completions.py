@@ -16,7 +16,7 @@ from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 
 from generation.answer import Finished, Silence, TextDelta
-from generation.errors import ContextLengthExceeded, GaveUp, NoRoute, RequestRefused
+from generation.errors import Cancelled, ContextLengthExceeded, GaveUp, NoRoute, RequestRefused
 from generation.openai.body import MAX_BODY_BYTES
 from nodes.errors import (
     BadRequest,
@@ -308,6 +308,13 @@ def test_what_a_node_refused_is_never_the_clients_fault(post: Post, head: FakeHe
     assert response.status_code in (502, 503)
     assert_is_error(response, response.status_code, response.json()["error"]["code"])
     assert response.json()["error"]["type"] == "server_error"
+
+
+def test_what_was_cancelled_is_not_to_be_asked_for_again(post: Post, head: FakeHead) -> None:
+    head.refusal = Cancelled()
+    response = post()
+    assert_is_error(response, 503, "cancelled")
+    assert response.headers["x-should-retry"] == "false"
 
 
 def test_retry_after_stands_where_nothing_was_done_yet(post: Post, head: FakeHead) -> None:

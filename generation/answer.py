@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from generation.errors import Cancelled, ModelNotFound
-from generation.head import Job, Progress, TokenLoop
+from generation.head import TokenLoop
+from generation.job import Job, Progress
 from generation.metrics import FinishedReason, GenerationObserver
 from generation.record import Record
 from nodes.errors import Busy, Draining, MeshnetError

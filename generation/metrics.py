@@ -25,7 +25,7 @@ from nodes.coverage import Serves, cover
 from nodes.metrics import PREFIX, NodesCollector
 
 if TYPE_CHECKING:
-    from generation.head import HopTimes, LoopSettings, Progress
+    from generation.job import HopTimes, LoopSettings, Progress
     from generation.runtime import HeadRuntime
     from nodes.live import NodeSnapshot
 

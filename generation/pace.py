@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from generation.head import Job, TokenLoop
+from generation.head import TokenLoop
+from generation.job import Job
 from nodes.wire import mint_session_id
 
 

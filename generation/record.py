@@ -12,7 +12,7 @@ from django.utils import timezone
 from generation.models import Generation
 
 if TYPE_CHECKING:
-    from generation.head import Job, Progress
+    from generation.job import Job, Progress
     from generation.models import APIKey
     from generation.runtime import HeadRuntime
     from nodes.errors import MeshnetError

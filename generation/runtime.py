@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from generation.directory import NodeDirectory
 from generation.errors import NoRoute
-from generation.head import Embeds, LoopSettings
+from generation.head import Embeds
+from generation.job import LoopSettings
 from generation.metrics import HeadMetrics
 from generation.prompt import Prompter
 from generation.route import plan

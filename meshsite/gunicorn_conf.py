@@ -98,7 +98,7 @@ def load_worker(worker: Any) -> None:
         with _beating(worker):
             _check_system(worker.log)
             if settings.ROLE in ("node", "all"):
-                from nodes.runtime import boot_node
+                from nodes.boot import boot_node
 
                 _app("nodes").runtime = boot_node()
             if settings.SERVES_HEAD:

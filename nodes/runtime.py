@@ -5,34 +5,31 @@ in the same process.
 from __future__ import annotations
 
 import logging
-import platform
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
-from nodes import framing, proof, proof_record, sampling
+from nodes import framing, proof, sampling
 from nodes.client import StepAnswer
 from nodes.engine import Engine
+from nodes.engine_embedder import EngineEmbedder
 from nodes.errors import BadRequest, Busy, ComputeFailed, Draining, MeshnetError, WrongLayers, WrongModel
 from nodes.framing import Payload
-from nodes.kv_sessions import SessionCacheEntry, SessionCacheStore, StoreLimits
+from nodes.kv_sessions import SessionCacheEntry, SessionCacheStore
 from nodes.layers import LayerRange
 from nodes.limits import changed_limits
+from nodes.process import resident_bytes, versions
 from nodes.sampling import Sampling
-from nodes.shard import Embedder, ModelShard, wanted_files
+from nodes.shard import Embedder, ModelShard
 from nodes.step_statistics import StepStatistics
 from nodes.wire import StepHeaders, Timings
 
 logger = logging.getLogger(__name__)
 
-VERSION = "0.1.0"
 #: What a body may hold besides hidden states: token ids, sampling parameters, the buffer's own header.
 BODY_SLACK_BYTES = 1024 * 1024
 
@@ -354,150 +351,3 @@ class NodeRuntime:
             except Exception:
                 # One bad session must not end the expiry of all others (case D08).
                 logger.exception("The sweep failed; trying again in %g s.", seconds)
-
-
-class EngineEmbedder:
-    """An embedder whose work runs on an engine's thread; answers are plain copies."""
-
-    def __init__(self, embedder: Embedder, engine: Engine) -> None:
-        self._embedder = embedder
-        self._engine = engine
-
-    def embed(self, token_ids: list[int]) -> torch.Tensor:
-        def work() -> torch.Tensor:
-            hidden = self._embedder.embed(token_ids)
-            with torch.inference_mode(mode=False):
-                return hidden.clone()
-
-        return self._engine.submit(work).result().value
-
-
-def versions() -> dict[str, str]:
-    return {
-        "meshnet": VERSION,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM (Linux; 0 elsewhere)."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    import resource
-
-    return pages * resource.getpagesize()
-
-
-def start_node(
-    folder: Path,
-    layers: LayerRange | None,
-    *,
-    model: str,
-    fingerprint: str,
-    limits: StoreLimits,
-    dtype: str = "float32",
-    device: str = "cpu",
-    threads: int = 0,
-    context_length: int = 0,
-    kv_enabled: bool = True,
-    sweep_seconds: float = 1.0,
-    allow_untested: bool = False,
-    proofs: Path | None = None,
-) -> NodeRuntime:
-    """Loads and proves a shard on a new engine's thread. Raises ShardRefused when it must not serve.
-
-    proofs is the folder where verdicts are kept; None proves every time.
-    """
-    engine = Engine(threads)
-    engine.start()
-    try:
-        shard = (
-            engine.submit(
-                lambda: ModelShard.load(
-                    folder,
-                    layers,
-                    dtype=framing.DTYPES[dtype],
-                    device=device,
-                    context_length=context_length,
-                    allow_untested=allow_untested,
-                )
-            )
-            .result()
-            .value
-        )
-        key = proof_record.ProofKey(
-            fingerprint,
-            str(shard.layers),
-            dtype,
-            device,
-            shard.shape.context_length,
-            {**versions(), "platform": platform.platform()},
-        )
-        verdict = engine.submit(lambda: proof_record.proved(key, proofs, lambda: proof.prove(shard))).result().value
-        decode_text = _token_text(folder) if shard.is_tail else None
-    except BaseException:
-        engine.stop()
-        raise
-    return NodeRuntime(
-        shard,
-        SessionCacheStore(limits),
-        engine,
-        Identity(model, fingerprint, secrets.token_urlsafe(12)),
-        verdict,
-        kv_enabled=kv_enabled,
-        sweep_seconds=sweep_seconds,
-        decode_text=decode_text,
-    )
-
-
-def _token_text(folder: Path) -> Callable[[int], str] | None:
-    """How the tail turns an id into advisory text; None where the folder holds no tokenizer that can be read."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # the text is advisory: no tokenizer is worth a tail that does not serve
-        logger.info("No tokenizer for advisory texts: %s", error)
-        return None
-    return lambda token_id: str(tokenizer.decode([token_id], skip_special_tokens=True))
-
-
-def boot_node() -> NodeRuntime:
-    """The node that the settings describe. Raises ShardRefused, ModelUnavailable or ValueError: it must not serve."""
-    from django.conf import settings
-
-    from nodes import model_files
-
-    allow_untested = settings.MESHNET_ALLOW_UNTESTED_MODELS
-    layers = LayerRange.parse(settings.MESHNET_LAYERS) if settings.MESHNET_LAYERS else None
-    found = model_files.find_model(
-        settings.MESHNET_MODEL,
-        settings.MESHNET_VAR_DIR,
-        wanted=None
-        if layers is None
-        else wanted_files(layers, settings.MESHNET_CONTEXT_LENGTH, allow_untested=allow_untested),
-    )
-    return start_node(
-        found.folder,
-        layers,
-        model=found.name,
-        fingerprint=found.fingerprint,
-        limits=StoreLimits(
-            ttl_seconds=settings.MESHNET_KV_TTL_SECONDS,
-            max_sessions=settings.MESHNET_KV_MAX_SESSIONS,
-            max_bytes=settings.MESHNET_KV_MAX_BYTES,
-            active_seconds=settings.MESHNET_KV_ACTIVE_SECONDS,
-        ),
-        dtype=settings.MESHNET_DTYPE,
-        device=settings.MESHNET_DEVICE,
-        threads=settings.MESHNET_THREADS,
-        context_length=settings.MESHNET_CONTEXT_LENGTH,
-        kv_enabled=settings.MESHNET_KV_ENABLED,
-        sweep_seconds=settings.MESHNET_KV_SWEEP_SECONDS,
-        allow_untested=allow_untested,
-        proofs=settings.MESHNET_VAR_DIR / proof_record.FOLDER,
-    )

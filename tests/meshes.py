@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from generation.directory import NodeDirectory
-from generation.head import Job, LoopSettings, TokenLoop
+from generation.head import TokenLoop
+from generation.job import Job, LoopSettings
+from nodes.boot import start_node
 from nodes.client import LocalNodeClient, NodeClient
 from nodes.kv_sessions import StoreLimits
 from nodes.layers import LayerRange
-from nodes.runtime import NodeRuntime, start_node
+from nodes.runtime import NodeRuntime
 from nodes.shard import Embedder
 from nodes.wire import mint_session_id
 from tests.toys import EOS

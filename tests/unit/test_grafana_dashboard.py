@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from generation.directory import NodeDirectory
-from generation.head import HopTimes, LoopSettings, Progress
+from generation.job import HopTimes, LoopSettings, Progress
 from generation.metrics import FLUSH_SECONDS, GenerationObserver, HeadMetrics, exposition
 from nodes.kv_statistics import StoreStatistics
 from nodes.live import NodeSnapshot

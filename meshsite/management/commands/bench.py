@@ -71,7 +71,8 @@ class Command(BaseCommand):
         import torch
 
         from generation.directory import NodeDirectory
-        from generation.head import Job, LoopSettings, TokenLoop
+        from generation.head import TokenLoop
+        from generation.job import Job, LoopSettings
         from generation.pace import measure_pace
         from nodes.client import HttpNodeClient
         from nodes.framing import DTYPES

@@ -13,7 +13,7 @@ from generation import answer as answers
 from generation.answer import ChatRequest, Finished, TextDelta
 from generation.directory import NodeDirectory
 from generation.errors import Cancelled, ContextLengthExceeded, ModelNotFound, NoRoute, RequestRefused
-from generation.head import LoopSettings
+from generation.job import LoopSettings
 from generation.models import Generation
 from generation.prompt import Prompter
 from generation.runtime import HeadRuntime

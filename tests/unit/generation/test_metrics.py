@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from generation import metrics as head_metrics
 from generation.directory import NodeDirectory
-from generation.head import HopTimes, LoopSettings, Progress
+from generation.job import HopTimes, LoopSettings, Progress
 from generation.metrics import FLUSH_SECONDS, GenerationObserver, HeadMetrics
 from nodes.client import HttpNodeClient
 from nodes.wire import Timings

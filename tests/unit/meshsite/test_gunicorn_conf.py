@@ -121,14 +121,14 @@ def worker(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def boot(monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
     """Makes `boot_node` return the result, or raise it."""
-    import nodes.runtime
+    import nodes.boot
 
     def boot_node() -> Any:
         if isinstance(result, Exception):
             raise result
         return result() if callable(result) else result
 
-    monkeypatch.setattr(nodes.runtime, "boot_node", boot_node)
+    monkeypatch.setattr(nodes.boot, "boot_node", boot_node)
 
 
 def test_a_loaded_node_is_served_and_drained_before_gunicorn_leaves(

@@ -12,9 +12,16 @@ from nodes.layers import LayerRange
 
 
 def node(
-    url: str, start: int, end: int, *, fingerprint: str = "m", dtype: str = "float32", context: int = 512
+    url: str,
+    start: int,
+    end: int,
+    *,
+    fingerprint: str = "m",
+    dtype: str = "float32",
+    context: int = 512,
+    can_be_cut: bool = True,
 ) -> RouteNode:
-    return RouteNode(url, fingerprint, dtype, LayerRange(start, end), 8, context)
+    return RouteNode(url, fingerprint, dtype, LayerRange(start, end), 8, context, can_be_cut)
 
 
 def hops(nodes: list[RouteNode], **options: Any) -> list[tuple[str, str]]:
@@ -56,13 +63,38 @@ def test_a_node_that_takes_shorter_texts_is_left_out() -> None:
 def test_a_suspect_is_used_only_when_nothing_else_covers() -> None:
     nodes = [node("a", 0, 8), node("b", 0, 4), node("c", 4, 8)]
     assert hops(nodes, avoid={"a"}) == [("b", "0:4"), ("c", "4:8")]
-    assert hops(nodes, avoid={"a", "c"}) == [("b", "0:4"), ("a", "4:8")]
+    assert hops(nodes, avoid={"a", "c"}) == [("a", "0:8")], "one suspect either way: the shorter route"
     assert hops([node("a", 0, 8)], avoid={"a"}) == [("a", "0:8")]
 
 
 def test_replicas_are_chosen_among_by_the_given_rule() -> None:
     nodes = [node("a", 0, 8), node("b", 0, 8)]
     assert hops(nodes, prefer=lambda equal: equal[-1]) == [("b", "0:8")]
+
+
+def test_a_node_that_always_runs_all_its_layers_is_never_cut() -> None:
+    old = node("old", 0, 5, can_be_cut=False)
+    assert hops([old, node("b", 3, 8)]) == [("old", "0:5"), ("b", "5:8")]
+    late = node("late", 3, 8, can_be_cut=False)
+    assert hops([node("a", 0, 5), late]) == [("a", "0:3"), ("late", "3:8")]
+    with pytest.raises(NoRoute, match="overlap"):
+        hops([old, late])
+
+
+def test_a_status_without_the_new_fields_is_of_a_node_that_cannot_be_cut() -> None:
+    status = {
+        "state": "ready",
+        "fingerprint": "m",
+        "dtype": "float32",
+        "start_layer": 0,
+        "end_layer": 4,
+        "n_layers": 8,
+        "context_length": 64,
+    }
+    old = RouteNode.from_status("a", status)
+    new = RouteNode.from_status("a", {**status, "supports_kv_cache": False})
+    assert old is not None and not old.can_be_cut
+    assert new is not None and new.can_be_cut
 
 
 @given(

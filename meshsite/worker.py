@@ -1,10 +1,10 @@
 """gunicorn's gthread worker with an end to silent requests.
 
 A thread of the pool reads each request with no timeout of gunicorn's own, so a few dozen connections that send half a
-header and stop would take all of them, without any key. Here a client that is silent for SILENCE_SECONDS in the
-middle of a request, or does not take what is written to it, is cut off, and so is a header that is not complete after
-HEADER_SECONDS. A client that drips a body byte by byte still holds its thread: in front of the open internet belongs
-a proxy that reads requests whole.
+header and stop would take all of them, without any key. Here a header that is not complete after HEADER_SECONDS is
+cut off, and so is a client that is silent for SILENCE_SECONDS in the middle of a body, or does not take what is
+written to it. A client that drips a body byte by byte still holds its thread: in front of the open internet belongs a
+proxy that reads requests whole.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ class Worker(ThreadWorker):
 
         def init() -> None:
             begin()
-            # After gunicorn's own `setblocking(True)` and before it reads the header.
-            conn.sock.settimeout(SILENCE_SECONDS)
             self._headers[conn] = time.monotonic() + HEADER_SECONDS
 
         conn.init = init
@@ -47,14 +45,17 @@ class Worker(ThreadWorker):
 
     def handle_request(self, req: Any, conn: TConn) -> Any:
         self._headers.pop(conn, None)  # the header is complete
+        conn.sock.settimeout(SILENCE_SECONDS)  # gunicorn sets it back before the next request
         return super().handle_request(req, conn)
 
     def _look_after_headers(self) -> None:
         while True:
-            time.sleep(1.0)
+            time.sleep(0.5)
             now = time.monotonic()
             for conn, until in list(self._headers.items()):
                 if now > until:
                     self._headers.pop(conn, None)
+                    # The thread that reads gets the end of the stream, and gunicorn's main thread, which closes the
+                    # connection, does not linger for a client that has gone.
                     with contextlib.suppress(OSError):
                         conn.sock.shutdown(socket.SHUT_RDWR)

@@ -16,9 +16,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import processes
-from tests.integration.conftest import ToyMesh, get_json
 from tests.processes import SECRET, Served, wait_until
 from tests.proxies import Proxy, proxy_to
+from tests.toy_mesh import ToyMesh, get_json
 
 TOKEN = "a-token-for-whoever-scrapes"
 MARKER = "zebrafinch"

@@ -6,8 +6,8 @@ import socket
 from pathlib import Path
 
 from tests import processes
-from tests.integration.conftest import ToyMesh
 from tests.processes import wait_until
+from tests.toy_mesh import ToyMesh
 
 
 def test_half_requests_are_cut_off_and_the_node_goes_on(toy_mesh: ToyMesh, tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_half_requests_are_cut_off_and_the_node_goes_on(toy_mesh: ToyMesh, tmp_p
         + b"\r\nContent-Type: application/octet-stream\r\nContent-Length: 100\r\n\r\nabc",
     )
     with processes.serving(node):
-        held = [socket.create_connection(("127.0.0.1", node.port), timeout=20) for _ in range(24)]
+        held = [socket.create_connection(("127.0.0.1", node.port), timeout=20) for _ in range(12)]
         try:
             for index, sock in enumerate(held):
                 sock.sendall(halves[index % 2])

@@ -46,9 +46,15 @@ class LocalMesh:
     """A head's side over clients, without HTTP, database or text."""
 
     def __init__(
-        self, folder: Path, clients: list[NodeClient], *, fingerprint: str = FINGERPRINT, **settings: Any
+        self,
+        folder: Path,
+        clients: list[NodeClient],
+        *,
+        fingerprint: str = FINGERPRINT,
+        allow_untested: bool = False,
+        **settings: Any,
     ) -> None:
-        self.embedder = Embedder.load(folder)
+        self.embedder = Embedder.load(folder, allow_untested=allow_untested)
         self.directory = NodeDirectory(clients)
         shape = self.embedder.shape
         self.settings = LoopSettings(

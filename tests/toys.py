@@ -115,6 +115,14 @@ _VISION: dict[str, Any] = {
     "patch_size": 14,
 }
 
+_QWEN_VISION: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+}
+
 #: Multimodal checkpoints around a text model: outer type -> how to build it.
 WRAPPED: dict[str, Callable[[], Any]] = {
     "gemma3": lambda: t.Gemma3ForConditionalGeneration(
@@ -130,25 +138,13 @@ WRAPPED: dict[str, Callable[[], Any]] = {
     "qwen3_5": lambda: t.Qwen3_5ForConditionalGeneration(
         t.Qwen3_5Config(
             text_config=CONFIGS["qwen3_5_text"]().to_dict(),
-            vision_config={
-                "depth": 2,
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_heads": 2,
-                "out_hidden_size": 64,
-            },
+            vision_config=_QWEN_VISION,
         )
     ),
     "qwen3_5_moe": lambda: t.Qwen3_5MoeForConditionalGeneration(
         t.Qwen3_5MoeConfig(
             text_config=CONFIGS["qwen3_5_moe_text"]().to_dict(),
-            vision_config={
-                "depth": 2,
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_heads": 2,
-                "out_hidden_size": 64,
-            },
+            vision_config=_QWEN_VISION,
         )
     ),
 }

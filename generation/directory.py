@@ -1,59 +1,159 @@
-"""The nodes as a head worker knows them right now: clients by URL, what they last said, and who just failed."""
+"""The nodes as a head worker knows them right now: what each last said, how fast it is, how loaded, who just failed.
+
+A plan never waits for a node that is slow to answer while others are known well: news are asked for in the background
+once they are older than FRESH_SECONDS, and what a node said last counts until STALE_SECONDS. A plan made on old news
+is repaired by the loop, which tells what it met (`failed`, `forget`, `full`).
+"""
 
 from __future__ import annotations
 
+import logging
+import math
+import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from generation.errors import NoRoute
-from generation.route import RouteNode
+from generation.penalties import Penalties
+from generation.route import Route, RouteNode
+from generation.speeds import NodeSpeeds
 from nodes import live
 from nodes.client import NodeClient
+from nodes.errors import NotFound
+from nodes.fleet import NodeFleet
+from nodes.live import NodeSnapshot
+from nodes.wire import Timings
 
-#: What a node said of itself is believed for so long, in seconds. A plan made on older news is repaired by the loop.
+logger = logging.getLogger(__name__)
+
+#: What nodes said is asked for anew once it is so old, in seconds.
 FRESH_SECONDS = 2.0
-#: A node that failed is avoided for so long, in seconds.
-SUSPECT_SECONDS = 10.0
+#: What a node said last is believed for so long when it is silent, in seconds.
+STALE_SECONDS = 15.0
+#: Costs of a node of which nothing is known and nothing can be guessed from others, in milliseconds.
+GUESSED_HOP_MS = 2.0
+GUESSED_LAYER_MS = 1.0
+
+
+@dataclass(frozen=True)
+class _News:
+    """One node's last status. `own` is how many generations of this worker were on it when it was heard."""
+
+    status: dict[str, Any]
+    heard_at: float
+    own: int
+    is_silent: bool = False
+    #: It has refused a prefill since.
+    is_full: bool = False
 
 
 class NodeDirectory:
-    """Answers `ready()` from one shared fetch at a time; any thread may ask."""
+    """One per head worker; any thread may ask and tell."""
 
-    def __init__(self, clients: Sequence[NodeClient], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clients = list(clients)
-        self._by_url = {client.url: client for client in self.clients}
+    def __init__(
+        self,
+        nodes: NodeFleet | Sequence[NodeClient],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        fetch: Callable[[Sequence[NodeClient]], list[NodeSnapshot]] = lambda clients: live.fetch(
+            clients, sessions=False
+        ),
+    ) -> None:
+        self.fleet = nodes if isinstance(nodes, NodeFleet) else NodeFleet(nodes)
         self._clock = clock
+        self._fetch = fetch
         self._lock = threading.Lock()
-        self._fetched_at = float("-inf")
-        self._snapshots: list[live.NodeSnapshot] = []
-        self._suspects: dict[str, float] = {}
+        self._news: dict[str, _News] = {}
+        self._asked_at = float("-inf")
+        self._flight: _Flight | None = None
+        self._own: Counter[str] = Counter()
         self._removed: frozenset[str] = frozenset()
+        self._penalties = Penalties(clock=clock)
+        self._speeds = NodeSpeeds(clock=clock)
+
+    @property
+    def clients(self) -> list[NodeClient]:
+        """Of all nodes that are known now."""
+        return list(self.fleet)
 
     def client(self, url: str) -> NodeClient:
         """Raises NoRoute for a node that this head does not know."""
         try:
-            return self._by_url[url]
-        except KeyError:
-            raise NoRoute(f"{url} is not a node of this head.") from None
+            return self.fleet.client(url)
+        except NotFound as error:
+            raise NoRoute(error.detail) from None
 
-    def snapshots(self, *, fresh: bool = False) -> list[live.NodeSnapshot]:
-        """What the nodes say, at most FRESH_SECONDS old; `fresh` asks them again. Concurrent callers share a fetch."""
-        asked_at = self._clock()
+    # -- who may be planned with
+
+    def ready(self, *, fresh: bool = False, silent: bool = True) -> list[RouteNode]:
+        """The nodes that take new sessions and that no operator removed, with what they cost.
+
+        Returns at once with what is known, if anything is; `fresh` asks all nodes first. Without `silent` those that
+        did not answer the last time are left out.
+        """
+        self._look(wait=fresh)
+        found = self._ready(silent)
+        if not found and not fresh:
+            self._look(wait=True)
+            found = self._ready(silent)
+        return found
+
+    def learn(self, snapshots: Sequence[NodeSnapshot]) -> None:
+        """What somebody else heard of the nodes just now."""
+        now = self._clock()
         with self._lock:
-            if self._fetched_at < (asked_at if fresh else asked_at - FRESH_SECONDS):
-                self._snapshots = live.fetch(self.clients, sessions=False)
-                self._fetched_at = self._clock()
-            return self._snapshots
+            for snapshot in snapshots:
+                self._hear(snapshot, now)
 
-    def ready(self, *, fresh: bool = False) -> list[RouteNode]:
-        """The nodes that take new sessions and that no operator removed."""
-        found = (
-            RouteNode.from_status(snapshot.url, snapshot.status)
-            for snapshot in self.snapshots(fresh=fresh)
-            if snapshot.status is not None and snapshot.url not in self._removed
-        )
-        return [node for node in found if node is not None]
+    # -- what the loop met
+
+    def measured(self, url: str, layers: int, tokens: int, total_ms: float, timings: Timings) -> None:
+        """A step was answered."""
+        self._speeds.add(url, layers, tokens, total_ms, timings)
+        self._penalties.work(url)
+
+    def expected_seconds(self, url: str, layers: int, tokens: int) -> float:
+        return self._speeds.expected_seconds(url, layers, tokens)
+
+    def failed(self, url: str) -> None:
+        """A fault of the node's own: others are preferred for a while, the longer the more often it failed."""
+        self._penalties.fail(url)
+        self.forget(url)
+
+    def forget(self, url: str) -> None:
+        """What the node said of itself is not true any more: it is in no plan until it is heard again."""
+        with self._lock:
+            self._news.pop(url, None)
+            self._asked_at = float("-inf")
+
+    def gone(self, url: str) -> None:
+        """A node said good-bye: it takes no new session."""
+        self.fleet.drop(url)
+        self.forget(url)
+
+    def full(self, url: str) -> None:
+        """The node refused a prefill for want of a slot."""
+        with self._lock:
+            if url in self._news:
+                self._news[url] = replace(self._news[url], is_full=True)
+
+    def take(self, route: Route) -> None:
+        """A generation of this worker goes over these nodes from here on, until `leave`."""
+        with self._lock:
+            self._own.update(hop.url for hop in route.hops)
+
+    def leave(self, route: Route) -> None:
+        with self._lock:
+            for hop in route.hops:
+                self._own[hop.url] -= 1
+                if self._own[hop.url] <= 0:
+                    del self._own[hop.url]
+
+    # -- operators
 
     def set_removed(self, urls: Collection[str]) -> None:
         """The nodes that an operator took out, as the keeper reads them; they are in no plan from here on."""
@@ -63,10 +163,106 @@ class NodeDirectory:
     def removed(self) -> frozenset[str]:
         return self._removed
 
-    def suspect(self, url: str) -> None:
-        """A node just failed: avoid it for a while."""
-        self._suspects[url] = self._clock() + SUSPECT_SECONDS
+    # -- news
 
-    def suspects(self) -> set[str]:
+    def _look(self, *, wait: bool) -> None:
+        """Asks the nodes in the background if the news are old; `wait` returns when an answer to that is there."""
+        asked_at = self._clock()
+        while True:
+            with self._lock:
+                flight = self._flight
+                if flight is None and (wait or self._asked_at < asked_at - FRESH_SECONDS):
+                    self._asked_at = asked_at
+                    flight = self._flight = _Flight(asked_at)
+                    threading.Thread(target=self._fly, args=(flight,), name="meshnet-directory", daemon=True).start()
+            if flight is None or not wait:
+                return
+            flight.landed.wait()
+            if flight.asked_at >= asked_at:
+                return  # else it was on its way before: it may have missed what the caller waits for
+
+    def _fly(self, flight: _Flight) -> None:
+        clients = list(self.fleet)
+        try:
+            snapshots = self._fetch(clients)
+            now = self._clock()
+            with self._lock:
+                for snapshot in snapshots:
+                    self._hear(snapshot, now)
+                for url in set(self._news) - {client.url for client in clients}:
+                    del self._news[url]
+        except Exception:  # whoever waits is told by what is missing, and the next look tries again
+            logger.exception("The nodes could not be asked.")
+        finally:
+            with self._lock:
+                self._flight = None
+            flight.landed.set()
+
+    def _hear(self, snapshot: NodeSnapshot, now: float) -> None:
+        """Under the lock."""
+        known = self._news.get(snapshot.url)
+        if snapshot.status is None:
+            if known is not None:
+                self._news[snapshot.url] = replace(known, is_silent=True)
+            return
+        if known is not None and known.status.get("boot_id") != snapshot.status.get("boot_id"):
+            self._speeds.forget(snapshot.url)
+        self._news[snapshot.url] = _News(snapshot.status, now, self._own[snapshot.url])
+
+    def _ready(self, silent: bool) -> list[RouteNode]:
         now = self._clock()
-        return {url for url, until in list(self._suspects.items()) if until > now}
+        with self._lock:
+            news = {
+                url: one
+                for url, one in self._news.items()
+                if one.heard_at > now - STALE_SECONDS and url not in self._removed and (silent or not one.is_silent)
+            }
+            own = dict(self._own)
+        hop_ms = {url: self._speeds.hop_ms(url) for url in news}
+        layer_ms = {url: self._layer_ms(url, one.status) for url, one in news.items()}
+        usual_hop, usual_layer = _usual(hop_ms.values(), GUESSED_HOP_MS), _usual(layer_ms.values(), GUESSED_LAYER_MS)
+        found = []
+        for client in list(self.fleet):
+            one = news.get(client.url)
+            if one is None:
+                continue
+            url, known_hop, known_layer = client.url, hop_ms[client.url], layer_ms[client.url]
+            # Of other workers as it was said, of this one as it is now.
+            load = max(0, _count(one.status.get("busy_sessions")) - one.own) + own.get(url, 0)
+            node = RouteNode.from_status(
+                url,
+                one.status,
+                hop_ms=usual_hop if known_hop is None else known_hop,
+                layer_ms=usual_layer if known_layer is None else known_layer,
+                load=load,
+                is_full=one.is_full or load >= _count(one.status.get("max_sessions"), unknown=load + 1),
+                faults=self._penalties.faults(url) + one.is_silent,
+            )
+            if node is not None:
+                found.append(node)
+        return found
+
+    def _layer_ms(self, url: str, status: dict[str, Any]) -> float | None:
+        """As this head measured it, else as the node says."""
+        measured = self._speeds.layer_ms(url)
+        if measured is not None:
+            return measured
+        said = status.get("layer_ms")
+        return float(said) if isinstance(said, int | float) and math.isfinite(said) and said > 0 else None
+
+
+class _Flight:
+    """One fetch under way."""
+
+    def __init__(self, asked_at: float) -> None:
+        self.asked_at = asked_at
+        self.landed = threading.Event()
+
+
+def _usual(values: Collection[float | None], otherwise: float) -> float:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else otherwise
+
+
+def _count(value: Any, *, unknown: int = 0) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else unknown

@@ -46,6 +46,13 @@ class Cancelled(MeshnetError):
     http_status = 503
 
 
+class TookTooLong(MeshnetError):
+    """The generation took longer than this server allows."""
+
+    code = "generation_timeout"
+    http_status = 504
+
+
 class GaveUp(MeshnetError):
     """The generation could not be repaired any more."""
 

@@ -20,8 +20,14 @@ class LoopSettings:
     vocab_size: int
     context_length: int
     piece_tokens: int = 512
+    #: A node that does not answer a step for so long is asked whether it lives; a slow one for longer.
+    step_patience: float = 2.0
     step_timeout: float = 60.0
     busy_wait: float = 30.0
+    #: How long a generation under way waits for layers that no node holds any more.
+    route_wait: float = 30.0
+    #: How long a generation may take in all.
+    longest: float = 3600.0
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ Every few seconds, in this order:
 1. it gives a sign of life (its `HeadWorker` row);
 2. it marks running generations whose owner is silent or unknown as interrupted;
 3. it forgets workers that have been silent for a day;
-4. it reads which nodes an operator removed, and tells its head;
+4. it reads which nodes an operator removed and which have announced themselves to any head worker, and tells its
+   head; announced nodes that have been gone for a day are forgotten;
 5. it asks all nodes, side by side, and writes what they say of themselves into their `Node` rows (a node that
    is silent keeps what it said last);
 6. once per interval it writes a sample of each node's numbers, and deletes old ones.
@@ -30,7 +31,7 @@ from django.db import DatabaseError, InterfaceError, connection
 from django.utils import timezone
 
 from generation.models import Generation, HeadWorker
-from nodes import live, samples
+from nodes import announcements, live, samples
 from nodes.client import NodeClient
 from nodes.live import NodeSnapshot
 from nodes.models import Node
@@ -59,9 +60,9 @@ _NODE_FIELDS = (
 class Keeper:
     """One per head worker. `start()` before the first generation begins, so that its owner is known.
 
-    `clients` is read at every tick. `clock` gives aware datetimes; `fetch` asks the nodes; `tell_removed` is given
-    the URLs of the removed nodes at every tick. Samples are written every `sample_seconds` (None: never) and kept
-    for `sample_retention` seconds.
+    `clients` is read at every tick. `clock` gives aware datetimes; `fetch` asks the nodes; `tell_removed` and
+    `tell_announced` are given the URLs of the removed and of the announced nodes at every tick. Samples are written
+    every `sample_seconds` (None: never) and kept for `sample_retention` seconds.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Keeper:
         clock: Callable[[], datetime] = timezone.now,
         fetch: Callable[[Sequence[NodeClient]], list[NodeSnapshot]] = live.fetch,
         tell_removed: Callable[[Collection[str]], None] | None = None,
+        tell_announced: Callable[[Collection[str]], None] | None = None,
         sample_seconds: float | None = None,
         sample_retention: float = 7200.0,
     ) -> None:
@@ -82,6 +84,7 @@ class Keeper:
         self._clock = clock
         self._fetch = fetch
         self._tell_removed = tell_removed
+        self._tell_announced = tell_announced
         self._sample_seconds = sample_seconds
         self._sample_retention = timedelta(seconds=sample_retention)
         self._sampled_at: datetime | None = None
@@ -115,6 +118,7 @@ class Keeper:
             self._safely(self._interrupt_orphans, now)
         self._safely(self._forget_workers, now)
         self._safely(self._read_removed, now)
+        self._safely(self._read_announced, now)
         self._safely(self._write_nodes, now)
         self._safely(self._write_samples, now)
 
@@ -165,6 +169,11 @@ class Keeper:
         if self._tell_removed is not None:
             self._tell_removed(set(Node.objects.filter(is_removed=True).values_list("url", flat=True)))
 
+    def _read_announced(self, now: datetime) -> None:
+        if self._tell_announced is not None:
+            self._tell_announced(announcements.roster(now))
+            announcements.forget_gone(now)
+
     def _write_samples(self, now: datetime) -> None:
         snapshots, self._snapshots = self._snapshots, []
         if self._sample_seconds is None or not snapshots:
@@ -178,7 +187,9 @@ class Keeper:
         samples.delete_older(now - self._sample_retention, most=samples.MOST_DELETED + 2 * len(snapshots))
 
     def _write_nodes(self, now: datetime) -> None:
-        snapshots = self._snapshots = self._fetch(self._clients)
+        # One list for the whole round: nodes come and go meanwhile. By URL, since keepers that locked the same rows in
+        # different orders would wait for each other in a circle.
+        snapshots = self._snapshots = sorted(self._fetch(list(self._clients)), key=lambda snapshot: snapshot.url)
         heard = [_row(snapshot, now) for snapshot in snapshots if snapshot.status is not None]
         # A node that has never answered gets a row too: who looks for it must find that it is silent.
         silent = [Node(url=snapshot.url) for snapshot in snapshots if snapshot.status is None]

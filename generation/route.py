@@ -1,18 +1,34 @@
-"""Which nodes serve which layers for one generation. Pure functions: no HTTP, no clock, no database."""
+"""Which nodes serve which layers for one generation. Pure functions: no HTTP, no clock, no database.
+
+A step costs, on one node, its round trip plus its time for each layer it runs; a generation beside others waits for
+theirs. Both are linear in the number of layers, so that the cheapest route cuts only where some node's layers begin
+or end: the joints. Between two joints one node is the cheapest, and from joint to joint the cheapest way is found
+backwards from the last layer (dynamic programming).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from generation.errors import NoRoute
 from nodes.layers import LayerRange
 
+#: What one fault of a node weighs, in milliseconds: more than any route, so that a faultless one is always taken.
+PENALTY_MS = 1e7
+#: What a node without a free slot weighs: more than any time, less than a fault.
+FULL_MS = 1e5
+#: Ways that differ by less are the same: rounding of sums, no measurement.
+SAME_MS = 1e-6
+
 
 @dataclass(frozen=True)
 class RouteNode:
-    """A ready node as the plan sees it."""
+    """A ready node as the plan sees it. Times are milliseconds of a decode step."""
 
     url: str
     fingerprint: str
@@ -22,14 +38,31 @@ class RouteNode:
     context_length: int
     #: Whether it runs a part of its layers when told to; a node of the old protocol always runs all.
     can_be_cut: bool = True
+    #: What a step costs however many layers it runs: round trip, framing, HTTP.
+    hop_ms: float = 1.0
+    #: What each layer costs, for a session that is alone.
+    layer_ms: float = 1.0
+    #: Other generations that step there now: the engine runs one step after the other.
+    load: int = 0
+    #: No slot is free: a prefill would be refused as busy.
+    is_full: bool = False
+    #: Its faults in a row that are not forgiven yet.
+    faults: int = 0
 
-    def can_run(self, start: int, end: int) -> bool:
-        if self.can_be_cut:
-            return self.layers.start <= start < end <= self.layers.end
-        return (self.layers.start, self.layers.end) == (start, end)
+    @property
+    def fixed_ms(self) -> float:
+        return self.hop_ms + FULL_MS * self.is_full + PENALTY_MS * self.faults
+
+    @property
+    def slope_ms(self) -> float:
+        return self.layer_ms * (1 + self.load)
+
+    def cost_ms(self, layers: int) -> float:
+        """What a step through so many of its layers costs."""
+        return self.fixed_ms + self.slope_ms * layers
 
     @classmethod
-    def from_status(cls, url: str, status: dict[str, Any]) -> RouteNode | None:
+    def from_status(cls, url: str, status: dict[str, Any], **costs: Any) -> RouteNode | None:
         """The node that `/status` describes; None when it takes no sessions or the answer cannot be read."""
         try:
             if status["state"] != "ready":
@@ -42,9 +75,15 @@ class RouteNode:
                 n_layers=int(status["n_layers"]),
                 context_length=int(status["context_length"]),
                 can_be_cut="supports_kv_cache" in status,
+                **costs,
             )
         except (KeyError, TypeError, ValueError):
             return None
+
+    def can_run(self, start: int, end: int) -> bool:
+        if self.can_be_cut:
+            return self.layers.start <= start < end <= self.layers.end
+        return (self.layers.start, self.layers.end) == (start, end)
 
 
 @dataclass(frozen=True)
@@ -61,6 +100,8 @@ class Route:
 
     hops: tuple[Hop, ...]
     fingerprint: str
+    #: A node on it had no free slot when it was planned.
+    has_full_node: bool = False
 
     def as_json(self) -> list[dict[str, Any]]:
         return [{"node": hop.url, "start": hop.layers.start, "end": hop.layers.end} for hop in self.hops]
@@ -73,10 +114,9 @@ def plan(
     dtype: str,
     n_layers: int,
     context_length: int = 0,
-    avoid: Collection[str] = (),
     prefer: Callable[[Sequence[RouteNode]], RouteNode] | None = None,
 ) -> Route:
-    """Through the fewest nodes of `avoid`, and then the fewest hops: ready nodes of this very model and dtype.
+    """The cheapest route over ready nodes of this very model and dtype; faults weigh most, then full nodes.
 
     Overlaps are cut, but never on a node that always runs all its layers: a layer that ran twice would be silent. A
     node that takes shorter texts than `context_length` is left out: it would refuse in the middle of one. `prefer`
@@ -86,36 +126,71 @@ def plan(
     usable = [
         node
         for node in nodes
-        if (node.fingerprint, node.dtype) == (fingerprint, dtype) and node.context_length >= context_length
+        if node.fingerprint == fingerprint and node.dtype == dtype and node.context_length >= context_length
     ]
-    # Where a cut may be needed: where some node's layers begin or end. From the last to the first, the best way on.
     joints = sorted({0, n_layers, *(n.layers.start for n in usable), *(min(n.layers.end, n_layers) for n in usable)})
-    best: dict[int, tuple[int, int]] = {n_layers: (0, 0)}
-    ways: dict[int, list[tuple[RouteNode, int]]] = {}
-    for start in reversed(joints[:-1]):
-        for node in usable:
-            for end in joints:
-                if end not in best or not node.can_run(start, end):
-                    continue
-                avoided, hops = best[end]
-                cost = (avoided + (node.url in avoid), hops + 1)
-                if start not in best or cost < best[start]:
-                    best[start], ways[start] = cost, []
-                if cost == best[start]:
-                    ways[start].append((node, end))
-    if 0 not in ways:
+    costs = _cheapest(usable, joints)
+    last = len(joints) - 1
+    best = np.full(last + 1, np.inf)
+    best[last] = 0.0
+    for here in reversed(range(last)):
+        best[here] = (costs[here, here + 1 :] + best[here + 1 :]).min()
+    if not np.isfinite(best[0]):
         raise NoRoute(_gap(nodes, usable, n_layers, fingerprint, dtype))
-    found: list[Hop] = []
-    position = 0
-    while position < n_layers:
-        options = ways[position]
+    hops: list[Hop] = []
+    chosen: list[RouteNode] = []
+    here = 0
+    while here < last:
+        totals = costs[here, here + 1 :] + best[here + 1 :]
         # Of ways that are equally good the one that reaches farthest, so that `prefer` chooses among like nodes.
-        reach = max(end for _, end in options)
-        equal = [node for node, end in options if end == reach]
-        chosen = prefer(equal) if prefer is not None else equal[0]
-        found.append(Hop(chosen.url, LayerRange(position, reach)))
-        position = reach
-    return Route(tuple(found), fingerprint)
+        there = here + 1 + int(np.flatnonzero(totals <= best[here] + SAME_MS)[-1])
+        start, end = joints[here], joints[there]
+        equal = [
+            node
+            for node in usable
+            if node.can_run(start, end) and node.cost_ms(end - start) <= costs[here, there] + SAME_MS
+        ]
+        node = prefer(equal) if prefer is not None else equal[0]
+        chosen.append(node)
+        hops.append(Hop(node.url, LayerRange(start, end)))
+        here = there
+    return Route(tuple(hops), fingerprint, has_full_node=any(node.is_full for node in chosen))
+
+
+def _cheapest(nodes: Sequence[RouteNode], joints: Sequence[int]) -> npt.NDArray[np.float64]:
+    """[J, J]: the cost of the layers between two joints on the one node that runs them cheapest; inf where none can.
+
+    Nodes of the same layers are taken together first, each number of layers for itself. A node that holds more than
+    the stretch can run it too: that is a running minimum over earlier starts and later ends.
+    """
+    count = len(joints)
+    place = {joint: index for index, joint in enumerate(joints)}
+    at = np.array(joints)
+    lengths = at[None, :] - at[:, None]
+    distinct, which = np.unique(lengths, return_inverse=True)
+    which = which.reshape(count, count)
+    found: npt.NDArray[np.float64] = np.full((count, count, len(distinct)), np.inf)
+    cuttable = [node for node in nodes if node.can_be_cut]
+    if cuttable:
+        fixed = np.array([node.fixed_ms for node in cuttable])
+        slope = np.array([node.slope_ms for node in cuttable])
+        spans = np.array([place[n.layers.start] * count + place[min(n.layers.end, joints[-1])] for n in cuttable])
+        order = np.argsort(spans, kind="stable")
+        kinds, begins = np.unique(spans[order], return_index=True)
+        values = fixed[order, None] + slope[order, None] * distinct[None, :]
+        cheapest = np.minimum.reduceat(values, begins, axis=0)
+        found[kinds // count, kinds % count] = cheapest
+        for start in range(1, count):
+            np.minimum(found[start], found[start - 1], out=found[start])
+        for end in reversed(range(count - 1)):
+            np.minimum(found[:, end], found[:, end + 1], out=found[:, end])
+    rows, columns = np.indices((count, count))
+    costs: npt.NDArray[np.float64] = np.where(rows < columns, found[rows, columns, which], np.inf)
+    for node in nodes:
+        if not node.can_be_cut and node.layers.end in place:
+            start, end = place[node.layers.start], place[node.layers.end]
+            costs[start, end] = min(costs[start, end], node.cost_ms(node.layers.end - node.layers.start))
+    return costs
 
 
 def _gap(nodes: Sequence[RouteNode], usable: Sequence[RouteNode], n_layers: int, fingerprint: str, dtype: str) -> str:

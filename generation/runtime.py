@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from generation.directory import NodeDirectory
 from generation.errors import NoRoute
-from generation.head import Embeds
 from generation.job import LoopSettings
 from generation.metrics import HeadMetrics
 from generation.prompt import Prompter
 from generation.route import plan
+from generation.steps import Embeds
 from generation.waiting_line import WaitingLine
-from nodes.client import HttpNodeClient, LocalNodeClient, NodeClient
+from nodes.client import LocalNodeClient, NodeClient
 from nodes.errors import Busy, Draining, MeshnetError
+from nodes.fleet import NodeFleet
+from nodes.live import NodeSnapshot
+from nodes.registry import connect
 
 if TYPE_CHECKING:
     from generation.answer import Answer
@@ -77,7 +80,7 @@ class HeadRuntime:
         """Whether a route through all layers can be planned now."""
         try:
             plan(
-                self.directory.ready(),
+                self.directory.ready(silent=False),
                 fingerprint=self.settings.fingerprint,
                 dtype=self.settings.dtype,
                 n_layers=self.settings.n_layers,
@@ -213,9 +216,8 @@ def boot_head() -> HeadRuntime:
     )
     # Beside an engine in this process, embedding too belongs on the engine's thread (DESIGN fact 7).
     embeds: Embeds = embedder if node_app.runtime is None else node_app.runtime.on_engine(embedder)
-    clients = _clients(settings.MESHNET_NODES, settings.MESHNET_SECRET, settings.MESHNET_CONNECT_TIMEOUT_SECONDS)
-    if node_app.runtime is not None:
-        clients.insert(0, LocalNodeClient(node_app.runtime))
+    clients: list[NodeClient] = [] if node_app.runtime is None else [LocalNodeClient(node_app.runtime)]
+    clients += [connect(url) for url in dict.fromkeys(url.rstrip("/") for url in settings.MESHNET_NODES)]
     head = HeadRuntime(
         found.name,
         Prompter.load(
@@ -231,18 +233,31 @@ def boot_head() -> HeadRuntime:
             vocab_size=embedder.shape.vocab_size,
             context_length=embedder.shape.context_length,
             piece_tokens=settings.MESHNET_PREFILL_PIECE_TOKENS,
+            step_patience=settings.MESHNET_STEP_PATIENCE_SECONDS,
             step_timeout=settings.MESHNET_STEP_TIMEOUT_SECONDS,
             busy_wait=settings.MESHNET_BUSY_WAIT_SECONDS,
+            route_wait=settings.MESHNET_ROUTE_WAIT_SECONDS,
+            longest=settings.MESHNET_GENERATION_SECONDS,
         ),
-        NodeDirectory(clients),
+        NodeDirectory(NodeFleet(clients, connect)),
         max_answers=settings.MESHNET_MAX_ANSWERS,
     )
     node_app.client_provider = lambda: head.clients
+    node_app.announced = head.directory.fleet.add
+    node_app.left = head.directory.gone
+
+    def fetch(clients: Sequence[NodeClient]) -> list[NodeSnapshot]:
+        """So that this worker's pages and plans know what was said last."""
+        found: list[NodeSnapshot] = node_app.snapshots.snapshots(clients)
+        head.directory.learn(found)
+        return found
+
     head.keeper = Keeper(
         head.boot_id,
-        head.clients,
-        fetch=node_app.snapshots.snapshots,  # so that this worker's pages know what was said last
+        head.directory.fleet,
+        fetch=fetch,
         tell_removed=head.directory.set_removed,
+        tell_announced=head.directory.fleet.follow,
         sample_seconds=settings.MESHNET_SAMPLE_SECONDS,
         sample_retention=settings.MESHNET_SAMPLE_RETENTION_SECONDS,
     )
@@ -250,10 +265,3 @@ def boot_head() -> HeadRuntime:
     head.cancel_watch = CancelWatch(head.boot_id, head.running)
     head.cancel_watch.start()
     return head
-
-
-def _clients(urls: Sequence[str], secret: str, connect_timeout: float) -> list[NodeClient]:
-    return [
-        HttpNodeClient(url, secret, connect_timeout=connect_timeout)
-        for url in dict.fromkeys(url.rstrip("/") for url in urls)
-    ]

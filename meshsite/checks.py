@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ipaddress
+from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
@@ -15,15 +15,15 @@ MIN_SECRET_LENGTH = 16
 
 @register()
 def check_secret(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
-    if settings.MESHNET_SECRET and len(settings.MESHNET_SECRET) < MIN_SECRET_LENGTH:
-        return [
-            Error(
-                f"MESHNET_SECRET is shorter than {MIN_SECRET_LENGTH} characters.",
-                hint="Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
-                id="meshnet.E001",
-            )
-        ]
-    return []
+    return [
+        Error(
+            f"{name} is shorter than {MIN_SECRET_LENGTH} characters.",
+            hint="Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+            id="meshnet.E001",
+        )
+        for name in ("MESHNET_SECRET", "MESHNET_SECRET_ALSO")
+        if 0 < len(getattr(settings, name)) < MIN_SECRET_LENGTH
+    ]
 
 
 @register()
@@ -41,15 +41,62 @@ def check_metrics_token(app_configs: Sequence[Any] | None, **kwargs: Any) -> lis
 
 @register()
 def check_nodes(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    from nodes.errors import BadRequest, OutsideNetworks
+    from nodes.networks import NodeNetworks
+
+    try:
+        networks = NodeNetworks.from_settings()
+    except ValueError as error:
+        return [
+            Error(
+                f"MESHNET_NODE_NETWORKS: {error}.",
+                hint="Write networks such as 10.0.0.0/8, separated by commas, without bits of a host.",
+                id="meshnet.E006",
+            )
+        ]
     errors: list[CheckMessage] = []
     for url in settings.MESHNET_NODES:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+        try:
+            networks.check(url)
+        except OutsideNetworks as error:
+            errors.append(
+                Error(
+                    f"MESHNET_NODES: {error.detail}",
+                    hint="The mesh secret goes to nodes in these networks only: see docs/settings.md.",
+                    id="meshnet.E005",
+                )
+            )
+        except BadRequest:
             errors.append(
                 Error(
                     f"MESHNET_NODES holds {url!r}, which is not the URL of a node.",
                     hint="Write scheme, host and port only, such as http://127.0.0.1:8001.",
                     id="meshnet.E002",
+                )
+            )
+    return errors
+
+
+@register()
+def check_heads(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    from nodes.errors import BadRequest
+    from nodes.networks import NodeNetworks, normal_url
+
+    errors: list[CheckMessage] = []
+    named: list[tuple[str, str, Callable[[str], object]]] = [
+        ("MESHNET_HEADS", url, NodeNetworks.for_heads().check) for url in settings.MESHNET_HEADS
+    ]
+    if settings.MESHNET_URL:
+        named.append(("MESHNET_URL", settings.MESHNET_URL, normal_url))
+    for name, url, check in named:
+        try:
+            check(url)
+        except BadRequest as error:
+            errors.append(
+                Error(
+                    f"{name}: {error.detail}",
+                    hint="Write scheme, host and port only, such as https://mesh.example.org.",
+                    id="meshnet.E007",
                 )
             )
     return errors
@@ -68,8 +115,68 @@ def check_layers(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Check
 
 
 @register()
+def check_tls(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    from nodes import tls
+
+    hint = "Each is the path of a file in PEM that this process may read; see docs/security.md."
+    errors: list[CheckMessage] = [
+        Error(problem, hint=hint, id=code) for code, problems in tls.problems(settings).items() for problem in problems
+    ]
+    if settings.MESHNET_TLS_CLIENT_CA and not settings.MESHNET_TLS_CERT:
+        errors.append(
+            Error(
+                "MESHNET_TLS_CLIENT_CA is set without MESHNET_TLS_CERT: over plain HTTP nobody shows a certificate.",
+                hint=hint,
+                id="meshnet.E012",
+            )
+        )
+    return errors
+
+
+@register()
+def check_https(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    if not settings.SERVES_HEAD:
+        return []
+    if settings.MESHNET_TLS_CERT and not settings.MESHNET_HTTPS:
+        return [
+            Warning(
+                "This head serves HTTPS while MESHNET_HTTPS is off.",
+                hint="Set MESHNET_HTTPS=on, so that browsers never send the admin's cookies in plain HTTP.",
+                id="meshnet.W002",
+            )
+        ]
+    if settings.MESHNET_HTTPS and not settings.MESHNET_TLS_CERT and not _binds_loopback():
+        return [
+            Warning(
+                f"MESHNET_HTTPS is on while {settings.MESHNET_BIND} takes plain HTTP from other machines.",
+                hint="Bind to loopback behind a TLS proxy on this machine, or set MESHNET_TLS_CERT. With a proxy on "
+                "another machine let a firewall keep everybody else out, and silence this.",
+                id="meshnet.W003",
+            )
+        ]
+    return []
+
+
+@register()
+def check_proxies(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    errors: list[CheckMessage] = []
+    for network in settings.FORWARDED_ALLOW_IPS:
+        try:
+            ipaddress.ip_network(network, strict=False)
+        except ValueError:
+            errors.append(
+                Error(
+                    f"FORWARDED_ALLOW_IPS holds {network!r}, which is neither an address nor a network.",
+                    hint="Name the proxies. Believing everybody, *, would let any client say that it came over TLS.",
+                    id="meshnet.E014",
+                )
+            )
+    return errors
+
+
+@register()
 def check_debug(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
-    if settings.DEBUG and not settings.MESHNET_BIND.startswith(("127.", "localhost", "[::1]")):
+    if settings.DEBUG and not _binds_loopback():
         return [
             Warning(
                 "MESHNET_DEBUG is on while the bind address is not loopback.",
@@ -78,6 +185,10 @@ def check_debug(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckM
             )
         ]
     return []
+
+
+def _binds_loopback() -> bool:
+    return settings.MESHNET_BIND.startswith(("127.", "localhost", "[::1]", "unix:"))
 
 
 def problems_before_serving() -> list[str]:

@@ -114,6 +114,11 @@ def load_worker(worker: Any) -> None:
         raise SystemExit(CRASHED) from None
     _drain_first(worker)
     worker.log.info("Ready to serve as %s.", settings.ROLE)
+    if settings.MESHNET_HEADS and _app("nodes").runtime is not None:
+        from nodes.announcer import start_announcing
+
+        # The socket listens already: a head that asks who is there gets its answer as soon as this hook returns.
+        _app("nodes").announcer = start_announcing(_app("nodes").runtime, _port(worker))
 
 
 def stop_runtimes() -> None:
@@ -122,8 +127,16 @@ def stop_runtimes() -> None:
 
     if not apps.ready:
         return
+    if apps.is_installed("nodes") and _app("nodes").announcer is not None:
+        _app("nodes").announcer.say_goodbye()  # unless that was done on SIGTERM
     for runtime in _runtimes():
         runtime.stop()
+
+
+def _port(worker: Any) -> int:
+    """The port of the worker's first TCP socket; 0 when it has none."""
+    names = [sock.getsockname() for sock in worker.sockets]
+    return next((name[1] for name in names if isinstance(name, tuple)), 0)
 
 
 def _runtimes() -> list[Any]:
@@ -179,17 +192,22 @@ def _drain_first(worker: Any) -> None:
     def leave(sig: int, frame: FrameType | None) -> None:
         for runtime in _runtimes():
             runtime.drain()
-        node = _app("nodes").runtime
-        if node is None or node.is_idle or leaving.is_set():
+        node, announcer = _app("nodes").runtime, _app("nodes").announcer
+        if node is None or (node.is_idle and announcer is None) or leaving.is_set():
             worker.handle_exit(sig, frame)
             return
         # gunicorn closes each connection after one more answer, and takes no new one: running answers would lose
         # their caches at the next step. They may go on for a while first.
         leaving.set()
-        threading.Thread(target=leave_when_idle, args=(node, sig), name="meshnet-leaving", daemon=True).start()
+        threading.Thread(
+            target=leave_when_idle, args=(node, announcer, sig), name="meshnet-leaving", daemon=True
+        ).start()
 
-    def leave_when_idle(node: Any, sig: int) -> None:
+    def leave_when_idle(node: Any, announcer: Any, sig: int) -> None:
+        if announcer is not None:
+            announcer.say_goodbye()
         node.wait_idle(LEAVE_SECONDS)
+        node.let_go()
         worker.handle_exit(sig, None)
 
     signal.signal(signal.SIGTERM, leave)

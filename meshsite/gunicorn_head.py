@@ -8,6 +8,8 @@ from meshsite import gunicorn_conf as conf
 from meshsite.gunicorn_conf import check_master as on_starting  # noqa: F401
 from meshsite.gunicorn_conf import load_worker as post_worker_init  # noqa: F401
 from meshsite.metrics_folder import MetricsFolder
+from nodes import tls
+from nodes.tls import server_context as ssl_context  # noqa: F401
 
 _settings = conf.load_settings(("head",), "Roles that hold layers start with meshsite/gunicorn_node.py.")
 
@@ -23,6 +25,11 @@ graceful_timeout = conf.GRACEFUL_SECONDS
 preload_app = False
 # All masters of a user would share one path for it.
 control_socket_disable = True
+# Clients of a proxy could name another path or user than the proxy looked at: its header names have an underscore.
+forwarder_headers = ""
+_tls = tls.server_options(_settings)
+certfile, keyfile = _tls["certfile"], _tls["keyfile"]
+ca_certs, cert_reqs = _tls["ca_certs"], _tls["cert_reqs"]
 accesslog = None
 loglevel = _settings.MESHNET_LOG_LEVEL.lower()
 

@@ -11,6 +11,8 @@ from typing import Any
 from meshsite import gunicorn_conf as conf
 from meshsite.gunicorn_conf import load_worker as post_worker_init  # noqa: F401
 from meshsite.metrics_folder import VARIABLE
+from nodes import tls
+from nodes.tls import server_context as ssl_context  # noqa: F401
 
 _settings = conf.load_settings(("node", "all"), "A head without layers starts with meshsite/gunicorn_head.py.")
 
@@ -30,6 +32,11 @@ max_requests = 0
 preload_app = False
 # All masters of a user would share one path for it.
 control_socket_disable = True
+# Clients of a proxy could name another path or user than the proxy looked at: its header names have an underscore.
+forwarder_headers = ""
+_tls = tls.server_options(_settings)
+certfile, keyfile = _tls["certfile"], _tls["keyfile"]
+ca_certs, cert_reqs = _tls["ca_certs"], _tls["cert_reqs"]
 accesslog = None
 loglevel = _settings.MESHNET_LOG_LEVEL.lower()
 

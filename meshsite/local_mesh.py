@@ -186,4 +186,7 @@ def _env(environ: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """The user's environment with `own` in it, and without what would get in its way."""
     # NAME_FILE wins over NAME (environs), and options for some other gunicorn are not meant for this one.
     unwanted = {f"{name}_FILE" for name in own} | {"GUNICORN_CMD_ARGS", "MESHNET_LAYERS", "MESHNET_NODES"}
+    # It speaks plain HTTP to itself, and belongs to no other mesh.
+    elsewhere = ("MESHNET_SECRET_ALSO", "MESHNET_TLS_", "MESHNET_NODE_CA", "MESHNET_NODE_CERT", "MESHNET_NODE_KEY")
+    unwanted |= {name for name in environ if name.startswith((*elsewhere, "MESHNET_HTTPS", "MESHNET_HEADS"))}
     return {**{name: value for name, value in environ.items() if name not in unwanted}, **own}

@@ -33,6 +33,28 @@ OPTIONS = (
     Option("MESHNET_VAR_DIR", "str", "var", "Folder for models, database, logs and `mesh.json`."),
     Option("MESHNET_SECRET", "str", "", "The mesh's shared secret, 16 characters or more. Always required to serve."),
     Option(
+        "MESHNET_SECRET_ALSO",
+        "str",
+        "",
+        "A second secret that is accepted and never sent, 16 characters or more: the old or new one while they change.",
+    ),
+    Option("MESHNET_TLS_CERT", "str", "", "Certificate file (PEM, with its chain) to serve HTTPS; empty for HTTP."),
+    Option("MESHNET_TLS_KEY", "str", "", "Key file (PEM, without a password) of that certificate."),
+    Option(
+        "MESHNET_TLS_CLIENT_CA",
+        "str",
+        "",
+        "File of authorities (PEM); every client of this process must then show a certificate of one of them.",
+    ),
+    Option(
+        "MESHNET_NODE_CA",
+        "str",
+        "",
+        "File of authorities (PEM) that `https://` nodes and heads are checked against; empty for the system's.",
+    ),
+    Option("MESHNET_NODE_CERT", "str", "", "Certificate file (PEM) to show when connecting to nodes and heads."),
+    Option("MESHNET_NODE_KEY", "str", "", "Key file (PEM, without a password) of that certificate."),
+    Option(
         "MESHNET_METRICS_TOKEN",
         "str",
         "",
@@ -83,6 +105,33 @@ OPTIONS = (
     ),
     Option("MESHNET_KV_SWEEP_SECONDS", "float", 1.0, "How often expired sessions are looked for.", minimum=0.01),
     Option("MESHNET_CONTEXT_LENGTH", "int", 0, "Longest text in tokens; 0 takes the model's own limit.", minimum=0),
+    Option("MESHNET_HEADS", "list", [], "URLs of the heads that this node announces itself to, separated by commas."),
+    Option(
+        "MESHNET_URL",
+        "str",
+        "",
+        "The URL under which heads reach this node; empty: the address that they see it come from, and its port.",
+    ),
+    # -- nodes and heads
+    Option(
+        "MESHNET_ANNOUNCE_SECONDS",
+        "float",
+        5.0,
+        "How often a node announces itself; a head takes it for gone after three missed beats, 15 s or more.",
+        minimum=0.5,
+    ),
+    Option(
+        "MESHNET_NODE_NETWORKS",
+        "list",
+        ["127.0.0.0/8", "::1/128"],
+        "Networks in which nodes may be: a head sends the mesh secret nowhere else.",
+    ),
+    Option(
+        "MESHNET_PLAIN_HTTP",
+        "bool",
+        False,
+        "Whether nodes and heads on other machines may be spoken to without TLS, in a network that you trust.",
+    ),
     # -- head
     Option("MESHNET_NODES", "list", [], "URLs of the nodes, separated by commas."),
     Option("MESHNET_PREFILL_PIECE_TOKENS", "int", 512, "A longer prompt is sent in pieces of this size.", minimum=1),
@@ -94,6 +143,21 @@ OPTIONS = (
     ),
     Option("MESHNET_CONNECT_TIMEOUT_SECONDS", "float", 3.0, "Longest wait for a connection to a node.", minimum=0.1),
     Option("MESHNET_STEP_TIMEOUT_SECONDS", "float", 60.0, "Longest wait for the answer to one step.", minimum=0.1),
+    Option(
+        "MESHNET_STEP_PATIENCE_SECONDS",
+        "float",
+        2.0,
+        "A node that is silent on a step for so long is asked whether it lives, and left if it is silent then too.",
+        minimum=0.05,
+    ),
+    Option(
+        "MESHNET_ROUTE_WAIT_SECONDS",
+        "float",
+        30.0,
+        "How long a generation under way waits for layers that no node holds any more.",
+        minimum=0,
+    ),
+    Option("MESHNET_GENERATION_SECONDS", "float", 3600.0, "How long one generation may take in all.", minimum=1),
     Option(
         "MESHNET_BUSY_WAIT_SECONDS",
         "float",
@@ -117,7 +181,19 @@ OPTIONS = (
     ),
     Option("MESHNET_DJANGO_SECRET_KEY", "str", "", "Django's secret key. Required for the head."),
     Option(
+        "MESHNET_HTTPS",
+        "bool",
+        False,
+        "The head is reached over HTTPS only: secure cookies, HSTS, and plain HTTP is sent there.",
+    ),
+    Option(
         "MESHNET_ALLOWED_HOSTS", "list", ["localhost", "127.0.0.1", "[::1]"], "Host names that the head answers to."
+    ),
+    Option(
+        "FORWARDED_ALLOW_IPS",
+        "list",
+        ["127.0.0.1", "::1"],
+        "Addresses or networks of proxies whose `X-Forwarded-Proto` and `X-Forwarded-For` are believed.",
     ),
     Option("DATABASE_URL", "str", "", "The head's database; empty for SQLite in the var folder."),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,13 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 _options = read_options()
 # One line each, so that the type checker knows them; a test compares this list with the table of options.
 MESHNET_SECRET: str = _options["MESHNET_SECRET"]
+MESHNET_SECRET_ALSO: str = _options["MESHNET_SECRET_ALSO"]
+MESHNET_TLS_CERT: str = _options["MESHNET_TLS_CERT"]
+MESHNET_TLS_KEY: str = _options["MESHNET_TLS_KEY"]
+MESHNET_TLS_CLIENT_CA: str = _options["MESHNET_TLS_CLIENT_CA"]
+MESHNET_NODE_CA: str = _options["MESHNET_NODE_CA"]
+MESHNET_NODE_CERT: str = _options["MESHNET_NODE_CERT"]
+MESHNET_NODE_KEY: str = _options["MESHNET_NODE_KEY"]
 MESHNET_METRICS_TOKEN: str = _options["MESHNET_METRICS_TOKEN"]
 MESHNET_BIND: str = _options["MESHNET_BIND"]
 MESHNET_MODEL: str = _options["MESHNET_MODEL"]
@@ -29,16 +37,26 @@ MESHNET_KV_MAX_BYTES: int = _options["MESHNET_KV_MAX_BYTES"]
 MESHNET_KV_ACTIVE_SECONDS: float = _options["MESHNET_KV_ACTIVE_SECONDS"]
 MESHNET_KV_SWEEP_SECONDS: float = _options["MESHNET_KV_SWEEP_SECONDS"]
 MESHNET_CONTEXT_LENGTH: int = _options["MESHNET_CONTEXT_LENGTH"]
+MESHNET_HEADS: list[str] = _options["MESHNET_HEADS"]
+MESHNET_URL: str = _options["MESHNET_URL"]
+MESHNET_ANNOUNCE_SECONDS: float = _options["MESHNET_ANNOUNCE_SECONDS"]
+MESHNET_NODE_NETWORKS: list[str] = _options["MESHNET_NODE_NETWORKS"]
+MESHNET_PLAIN_HTTP: bool = _options["MESHNET_PLAIN_HTTP"]
 MESHNET_NODES: list[str] = _options["MESHNET_NODES"]
 MESHNET_PREFILL_PIECE_TOKENS: int = _options["MESHNET_PREFILL_PIECE_TOKENS"]
 MESHNET_MAX_NEW_TOKENS: int = _options["MESHNET_MAX_NEW_TOKENS"]
 MESHNET_MAX_ANSWERS: int = _options["MESHNET_MAX_ANSWERS"]
 MESHNET_CONNECT_TIMEOUT_SECONDS: float = _options["MESHNET_CONNECT_TIMEOUT_SECONDS"]
 MESHNET_STEP_TIMEOUT_SECONDS: float = _options["MESHNET_STEP_TIMEOUT_SECONDS"]
+MESHNET_STEP_PATIENCE_SECONDS: float = _options["MESHNET_STEP_PATIENCE_SECONDS"]
+MESHNET_ROUTE_WAIT_SECONDS: float = _options["MESHNET_ROUTE_WAIT_SECONDS"]
+MESHNET_GENERATION_SECONDS: float = _options["MESHNET_GENERATION_SECONDS"]
 MESHNET_BUSY_WAIT_SECONDS: float = _options["MESHNET_BUSY_WAIT_SECONDS"]
 MESHNET_SAMPLE_SECONDS: float = _options["MESHNET_SAMPLE_SECONDS"]
 MESHNET_SAMPLE_RETENTION_SECONDS: float = _options["MESHNET_SAMPLE_RETENTION_SECONDS"]
 MESHNET_DJANGO_SECRET_KEY: str = _options["MESHNET_DJANGO_SECRET_KEY"]
+MESHNET_HTTPS: bool = _options["MESHNET_HTTPS"]
+FORWARDED_ALLOW_IPS: list[str] = _options["FORWARDED_ALLOW_IPS"]
 MESHNET_LOG_LEVEL: str = _options["MESHNET_LOG_LEVEL"]
 
 ROLE: str = _options["MESHNET_ROLE"]
@@ -76,14 +94,19 @@ if SERVES_HEAD:
         "django.contrib.contenttypes",
         "django.contrib.sessions",
         "django.contrib.messages",
+        "axes",
+        "csp",
         "whitenoise.runserver_nostatic",
         "django.contrib.staticfiles",
     ]
     MIDDLEWARE = [
         "meshsite.probes.ProbesFirst",
+        "meshsite.mesh_paths.MeshPathsFirst",
         # Outermost: under /v1 every answer is JSON and has a request id, whichever layer below gave it.
         "generation.openai.middleware.OpenAIMiddleware",
         "django.middleware.security.SecurityMiddleware",
+        "csp.middleware.CSPMiddleware",
+        "meshsite.security_headers.SecurityHeaders",
         "whitenoise.middleware.WhiteNoiseMiddleware",
         "django.contrib.sessions.middleware.SessionMiddleware",
         "django.middleware.common.CommonMiddleware",
@@ -91,6 +114,7 @@ if SERVES_HEAD:
         "django.contrib.auth.middleware.AuthenticationMiddleware",
         "django.contrib.messages.middleware.MessageMiddleware",
         "django.middleware.clickjacking.XFrameOptionsMiddleware",
+        "axes.middleware.AxesMiddleware",
     ]
     if ROLE == "all":
         MIDDLEWARE.insert(0, "meshsite.node_paths.NodePathsFirst")
@@ -101,6 +125,17 @@ if SERVES_HEAD:
             "timeout": 20,
             "transaction_mode": "IMMEDIATE",
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+        }
+    elif _database["ENGINE"] == "django.db.backends.postgresql":
+        # docs/decisions/0013-postgresql.md. What the URL says of these (`?sslmode=require`) counts.
+        _database["OPTIONS"] = {
+            "application_name": "meshnet",
+            "connect_timeout": 5,
+            # A database whose machine is gone without a word is noticed, not waited for.
+            "tcp_user_timeout": 20_000,
+            # As long as SQLite's: a head that stands still must not hold up the others for good.
+            "options": "-c lock_timeout=20s -c idle_in_transaction_session_timeout=60s",
+            **_database.get("OPTIONS", {}),
         }
     DATABASES = {"default": dict(_database)}
 
@@ -117,6 +152,44 @@ TEMPLATES = [
         },
     },
 ]
+
+if SERVES_HEAD and MESHNET_HTTPS:
+    # Whether a request came over TLS is gunicorn's to say, by its own TLS or by X-Forwarded-Proto from a proxy among
+    # FORWARDED_ALLOW_IPS. Django's SECURE_PROXY_SSL_HEADER would believe that header from anybody.
+    SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True
+    SECURE_HSTS_SECONDS = 365 * 24 * 3600
+    SECURE_SSL_REDIRECT = True
+    # What programs ask must not be sent on: a redirect loses a POST's body, and their key has gone over plain HTTP
+    # already. Probes and the mesh's own paths are answered before.
+    SECURE_REDIRECT_EXEMPT = [r"^v1/", r"^metrics$"]
+# Whether all hosts under this one's name use HTTPS, and whether browsers come to know so beforehand, is not for a head
+# to decide.
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
+
+# The pages load scripts, styles and pictures of their own only, and no inline ones.
+CONTENT_SECURITY_POLICY = {
+    "EXCLUDE_URL_PREFIXES": ["/v1/"],
+    "DIRECTIVES": {
+        "default-src": ["'none'"],
+        "script-src": ["'self'"],
+        "style-src": ["'self'"],
+        "img-src": ["'self'"],
+        "connect-src": ["'self'"],
+        "form-action": ["'self'"],
+        "base-uri": ["'none'"],
+        "frame-ancestors": ["'none'"],
+    },
+}
+
+# Tries at the admin's login. By address only: a limit for each user would let anybody lock out an operator.
+AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
+AXES_FAILURE_LIMIT = 10
+AXES_COOLOFF_TIME = timedelta(minutes=15)
+AXES_LOCKOUT_PARAMETERS = ["ip_address"]
+AXES_CLIENT_IP_CALLABLE = "meshsite.client_address.client_address"
+AXES_RESET_ON_SUCCESS = True
+AXES_DISABLE_ACCESS_LOG = True
+AXES_VERBOSE = False
 
 LOGIN_REDIRECT_URL = "/admin/"
 STATIC_URL = "static/"

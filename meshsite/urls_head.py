@@ -11,6 +11,7 @@ from generation import views
 urlpatterns = [
     path("v1/", include("generation.openai.urls")),
     path("admin/", admin.site.urls),
+    # Not here: /mesh/…, which meshsite.mesh_paths takes before.
     path("livez", views.livez),
     path("readyz", views.readyz),
     path("metrics", views.metrics),

@@ -1,61 +1,139 @@
-"""gunicorn's gthread worker with an end to silent requests.
+"""gunicorn's gthread worker, made so that clients without a key cannot hold it up.
 
-A thread of the pool reads each request with no timeout of gunicorn's own, so a few dozen connections that send half a
-header and stop would take all of them, without any key. Here a header that is not complete after HEADER_SECONDS is
-cut off, and so is a client that is silent for SILENCE_SECONDS in the middle of a body, or does not take what is
-written to it. A client that drips a body byte by byte still holds its thread: in front of the open internet belongs a
-proxy that reads requests whole.
+gthread gives each new connection a thread of its pool before a byte has come, reads requests and makes TLS handshakes
+there with no timeout of its own, and waits for clients that do not close on the thread that accepts. A few dozen
+connections can so make a process deaf. Here
+
+- a connection waits for its first byte without a thread;
+- a handshake and header that are not complete after HEADER_SECONDS are cut off, sooner while requests wait for threads;
+- so is a client that is silent for SILENCE_SECONDS in the middle of a body, or does not take what is written to it;
+- one that does not close is closed, by a thread that waits for nobody.
+
+A client that drips a body byte by byte still holds its thread: in front of the open internet belongs a proxy that reads
+requests whole.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import selectors
 import socket
 import threading
 import time
+from collections import deque
+from functools import partial
 from typing import Any
 
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
 SILENCE_SECONDS = 15.0
+#: For the first byte of a connection; and then for its TLS handshake and header, or a further request's header.
 HEADER_SECONDS = 20.0
+#: Instead, while there are more requests than threads.
+HURRIED_SECONDS = 2.0
+#: How long the end of a connection waits for the client's own, so that the last answer is not lost to a reset.
+CLOSING_SECONDS = 2.0
+#: What a client may still send meanwhile.
+CLOSING_BYTES = 65536
+LOOK_SECONDS = 0.5
 
 
 class Worker(ThreadWorker):
-    """gthread. One thread of its own looks after headers that take too long; a request costs a dictionary entry."""
+    """gthread. One thread of its own looks after late headers and closing connections; a request costs a dictionary
+    entry."""
 
     def init_process(self) -> None:
-        self._headers: dict[TConn, float] = {}  # connections whose header is being read, and until when
-        threading.Thread(target=self._look_after_headers, name="meshnet-headers", daemon=True).start()
+        self._headers: dict[TConn, float] = {}  # connections whose header is being read, and since when
+        self._closing: deque[_Closing] = deque()  # oldest first
+        threading.Thread(target=self._look, name="meshnet-connections", daemon=True).start()
         super().init_process()
 
+    def accept(self, listener: Any) -> None:
+        """As gthread, but the connection waits at the poller until its first byte."""
+        try:
+            sock, address = listener.accept()
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ECONNABORTED, errno.EWOULDBLOCK):
+                raise
+            return
+        self.nr_conns += 1
+        conn = TConn(self.cfg, sock, address, listener.getsockname())
+        conn.close = partial(self._close, conn)
+        conn.timeout = time.monotonic() + HEADER_SECONDS
+        self.pending_conns.append(conn)  # in the order of their timeouts, since nothing else waits there
+        self.poller.register(sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
+
     def handle(self, conn: TConn) -> Any:
-        begin = conn.init
-
-        def init() -> None:
-            begin()
-            self._headers[conn] = time.monotonic() + HEADER_SECONDS
-
-        conn.init = init
+        self._headers[conn] = time.monotonic()
         try:
             return super().handle(conn)
         finally:
             self._headers.pop(conn, None)
-            conn.init = begin
 
     def handle_request(self, req: Any, conn: TConn) -> Any:
         self._headers.pop(conn, None)  # the header is complete
         conn.sock.settimeout(SILENCE_SECONDS)  # gunicorn sets it back before the next request
         return super().handle_request(req, conn)
 
-    def _look_after_headers(self) -> None:
+    def _close(self, conn: TConn, graceful: bool = False) -> None:
+        """Stands in for the connection's own `close`, which would wait for the client on the thread that accepts."""
+        if graceful and self.alive:
+            self._closing.append(_Closing(conn.sock))
+        else:
+            TConn.close(conn, graceful)
+
+    def _has_queue(self) -> bool:
+        pool: Any = self.tpool
+        return pool is not None and pool._work_queue.qsize() > 0
+
+    def _look(self) -> None:
         while True:
-            time.sleep(0.5)
+            time.sleep(LOOK_SECONDS)
             now = time.monotonic()
-            for conn, until in list(self._headers.items()):
-                if now > until:
-                    self._headers.pop(conn, None)
-                    # The thread that reads gets the end of the stream, and gunicorn's main thread, which closes the
-                    # connection, does not linger for a client that has gone.
-                    with contextlib.suppress(OSError):
-                        conn.sock.shutdown(socket.SHUT_RDWR)
+            patience = min(HEADER_SECONDS, HURRIED_SECONDS) if self._has_queue() else HEADER_SECONDS
+            for conn, since in list(self._headers.items()):
+                if now - since > patience:
+                    # The thread that reads gets the end of the stream. Race accepted: one that is complete just now.
+                    _shut_down(conn.sock, socket.SHUT_RDWR)
+            for _ in range(len(self._closing)):
+                closing = self._closing.popleft()
+                if not closing.has_ended(now):
+                    self._closing.append(closing)
+
+
+class _Closing:
+    """A connection that has said its last, until the client has closed or its time is up."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._until = time.monotonic() + CLOSING_SECONDS
+        self._left = CLOSING_BYTES
+        _shut_down(sock, socket.SHUT_WR)
+
+    def has_ended(self, now: float) -> bool:
+        """Takes what the client sent off the socket, and closes it when that was all or enough. Never waits."""
+        with contextlib.suppress(BlockingIOError):
+            while now < self._until and self._left > 0:
+                piece = self._receive()
+                if not piece:
+                    break
+                self._left -= len(piece)
+            self._sock.close()
+            return True
+        return False
+
+    def _receive(self) -> bytes:
+        try:
+            # Not a TLS socket's own `recv`: the bytes matter to nobody any more.
+            return socket.socket.recv(self._sock, 16384, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return b""
+
+
+def _shut_down(sock: socket.socket, how: int) -> None:
+    """Not a TLS socket's own `shutdown`, which makes it a plain one: what is still written must never go out plain."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, how)

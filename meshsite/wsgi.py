@@ -1,4 +1,4 @@
-"""The WSGI application of every role, with one correction for gunicorn.
+"""The WSGI application of every role, never without its secrets, and with one correction for gunicorn.
 
 gunicorn ignores a `Connection: close` that an application sets. A refusal that was sent before the body was read
 (401, 413) must close the connection, else the unread body would be taken for the next request; and a bounded part of
@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.wsgi import get_wsgi_application
 
 #: How much of a refused body is read and thrown away.
@@ -21,6 +22,17 @@ DRAIN_SECONDS = 1.0
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "meshsite.settings")
 _django = get_wsgi_application()
+
+
+def _refuse_without_secrets() -> None:
+    """gunicorn's configurations refuse before; this is for `runserver` and for servers that do not read them."""
+    from meshsite.checks import problems_before_serving
+
+    if problems := problems_before_serving():
+        raise ImproperlyConfigured(" ".join(problems))
+
+
+_refuse_without_secrets()
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -7,15 +7,16 @@ have been carried out, and running a step twice would shift the text (case D04).
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 import urllib3
 from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
 
 from nodes import wire
+from nodes.connections import NodePool, NodeTLSPool
 from nodes.errors import BY_CODE, MeshnetError, NodeProtocolError, NodeTimeout, NodeUnreachable
 from nodes.wire import StepHeaders, Timings
 
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     import torch
 
     from nodes.framing import Payload
+    from nodes.networks import NodeNetworks
     from nodes.runtime import NodeRuntime
 
-#: A pooled connection that was idle for longer is closed instead of reused. Below the nodes' keep-alive of 75 s,
-#: so that no request meets a connection that the node is just closing (case D05).
-POOL_IDLE_SECONDS = 45.0
-#: Connections kept per node: as many steps may be under way to it at once without a new handshake.
-POOL_SIZE = 64
+#: What is read of a JSON answer at most; the list of some thousand sessions is the longest.
+MAX_JSON_BYTES = 16 * 1024 * 1024
+#: What the answer to a step may hold beside hidden states of the size that was sent.
+ANSWER_SLACK_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,13 @@ class NodeClient(Protocol):
 
     url: str
 
-    def forward(self, headers: StepHeaders, payload: Payload, *, timeout: float) -> StepAnswer: ...
+    def forward(
+        self, headers: StepHeaders, payload: Payload, *, timeout: float, patience: float | None = None
+    ) -> StepAnswer:
+        """One step within `timeout` seconds. A node that has not begun to answer after each `patience` seconds is
+        asked whether it lives, and left when it is silent.
+        """
+
     def status(self, *, timeout: float) -> dict[str, Any]: ...
     def sessions(self, *, timeout: float) -> dict[str, Any]: ...
     def release(self, session_id: str, *, timeout: float) -> None: ...
@@ -69,61 +76,82 @@ class NodeClient(Protocol):
     def set_draining(self, draining: bool, *, timeout: float) -> None: ...
 
 
-class _ExpiringPool(urllib3.HTTPConnectionPool):
-    """A pool that does not hand out connections that were idle for longer than POOL_IDLE_SECONDS."""
+@dataclass(frozen=True)
+class _Reply:
+    """An answer, read whole."""
 
-    def _get_conn(self, timeout: float | None = None) -> Any:
-        conn: Any = super()._get_conn(timeout)
-        if monotonic() - getattr(conn, "meshnet_idle_since", float("inf")) > POOL_IDLE_SECONDS:
-            conn.close()
-        return conn
-
-    def _put_conn(self, conn: Any) -> None:
-        if conn is not None:
-            conn.meshnet_idle_since = monotonic()
-        super()._put_conn(conn)
-
-
-class _ExpiringTLSPool(_ExpiringPool, urllib3.HTTPSConnectionPool):
-    """The same over TLS."""
+    status: int
+    headers: Any
+    data: bytes
 
 
 class HttpNodeClient:
     """A node over HTTP, through a pool of kept connections. Threads may share one client."""
 
-    def __init__(self, url: str, secret: str, *, connect_timeout: float = 3.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        secret: str,
+        *,
+        connect_timeout: float = 3.0,
+        networks: NodeNetworks | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        """`networks` says where the secret may go (None: anywhere), `ssl_context` whom to trust over TLS.
+
+        Raises NodeUnreachable for what is no URL, BadRequest for one that is outside the networks.
+        """
         self.url = url.rstrip("/")
+        if networks is not None:
+            networks.check(self.url)
         parts = urllib3.util.parse_url(self.url)
-        pool = _ExpiringTLSPool if parts.scheme == "https" else _ExpiringPool
         if parts.host is None:
             raise NodeUnreachable(f"{url!r} is not the URL of a node.")
-        self._pool = pool(parts.host, parts.port, maxsize=POOL_SIZE)
+        self._pool: NodePool
+        if parts.scheme == "https":
+            self._pool = NodeTLSPool(parts.host, parts.port, networks=networks, ssl_context=ssl_context)
+        else:
+            self._pool = NodePool(parts.host, parts.port, networks=networks)
         self._connect_timeout = connect_timeout
         self._authorization = {"Authorization": f"Bearer {secret}"}
 
     def close(self) -> None:
-        self._pool.close()
+        """Closes idle connections; the client stays usable."""
+        self._pool.close_idle()
 
-    def forward(self, headers: StepHeaders, payload: Payload, *, timeout: float) -> StepAnswer:
+    def forward(
+        self, headers: StepHeaders, payload: Payload, *, timeout: float, patience: float | None = None
+    ) -> StepAnswer:
         from nodes import framing  # here, so that commands that never compute do not load torch
 
-        answer = self._request(
-            "POST", "/forward", framing.encode(payload), wire.TENSOR_TYPE, timeout, headers.to_http()
-        )
+        body = framing.encode(payload)
+        self._pool.patience.seconds = patience
+        try:
+            answer = self._request(
+                "POST",
+                "/forward",
+                body,
+                wire.TENSOR_TYPE,
+                timeout,
+                headers.to_http(),
+                longest=len(body) + ANSWER_SLACK_BYTES,
+            )
+        finally:
+            self._pool.patience.seconds = None
         past_len = answer.headers.get(wire.PAST_LEN)
         common: dict[str, Any] = {
             "past_len": int(past_len) if past_len and past_len.isdecimal() else None,
             "timings": Timings.from_http(answer.headers.get("Server-Timing")),
         }
         if answer.headers.get("Content-Type", "").startswith(wire.JSON_TYPE):
-            body = self._json(answer.data)
-            token_id = body.get("token_id")
+            said = self._json(answer.data)
+            token_id = said.get("token_id")
             if token_id is not None and (not isinstance(token_id, int) or isinstance(token_id, bool)):
                 raise NodeProtocolError(f"{self.url} answered a token_id that is not a whole number.")
-            text = body.get("text")
+            text = said.get("text")
             return StepAnswer(
                 token_id=token_id,
-                has_token_id="token_id" in body,
+                has_token_id="token_id" in said,
                 text=text if isinstance(text, str) else None,
                 **common,
             )
@@ -180,10 +208,13 @@ class HttpNodeClient:
         content_type: str,
         timeout: float,
         extra: dict[str, str] | None = None,
-    ) -> urllib3.BaseHTTPResponse:
+        *,
+        longest: int = MAX_JSON_BYTES,
+    ) -> _Reply:
         headers = {**self._authorization, "Content-Type": content_type, **(extra or {})}
+        self._pool.patience.is_over = False
         try:
-            answer = self._pool.request(
+            answer = self._pool.urlopen(
                 method,
                 path,
                 body=body,
@@ -192,18 +223,26 @@ class HttpNodeClient:
                 retries=False,
                 redirect=False,
                 timeout=urllib3.Timeout(connect=self._connect_timeout, read=timeout),
+                preload_content=False,
+                decode_content=False,  # a small answer must not unfold into a large one
             )
+            reply = _Reply(answer.status, answer.headers, answer.read(longest + 1))
+            if len(reply.data) > longest:
+                answer.close()
+                raise NodeProtocolError(f"{self.url} answered with more than {longest} bytes.")
         except NewConnectionError as error:
             raise NodeUnreachable(f"{self.url} cannot be reached: {error.__cause__ or error}") from None
         except TimeoutError:
+            if self._pool.patience.is_over:
+                raise NodeTimeout(f"{self.url} hangs: it answers neither a step nor whether it lives.") from None
             raise NodeTimeout(f"{self.url} did not answer within {timeout:g} s.") from None
         except (HTTPError, OSError) as error:
             raise NodeUnreachable(f"{self.url} broke off: {error}") from None
-        if answer.status == 200:
-            return answer
-        raise self._error(answer)
+        if reply.status == 200:
+            return reply
+        raise self._error(reply)
 
-    def _error(self, answer: urllib3.BaseHTTPResponse) -> MeshnetError:
+    def _error(self, answer: _Reply) -> MeshnetError:
         try:
             body = json.loads(answer.data)
             code, detail = body.pop("error"), body.pop("detail")
@@ -232,7 +271,9 @@ class LocalNodeClient:
         self.url = url
         self._runtime = runtime
 
-    def forward(self, headers: StepHeaders, payload: Payload, *, timeout: float) -> StepAnswer:
+    def forward(
+        self, headers: StepHeaders, payload: Payload, *, timeout: float, patience: float | None = None
+    ) -> StepAnswer:
         return self._runtime.forward(headers, payload)
 
     def status(self, *, timeout: float) -> dict[str, Any]:

@@ -34,6 +34,13 @@ class BadRequest(MeshnetError):
     http_status = 400
 
 
+class OutsideNetworks(BadRequest):
+    """A node's URL lies where the mesh secret must not be sent."""
+
+    code = "outside_networks"
+    http_status = 403
+
+
 class Unauthorized(MeshnetError):
     """The mesh secret is missing or wrong."""
 
@@ -64,6 +71,28 @@ class KVCacheMiss(MeshnetError):
 
     code = "cache_miss"
     http_status = 409
+
+
+class NotVerified(MeshnetError):
+    """What is announced is not what answers at its URL."""
+
+    code = "not_verified"
+    http_status = 409
+
+
+class NoRoom(MeshnetError):
+    """No stretch of layers fits the machine that wants to join. Extra: `missing_bytes`."""
+
+    code = "no_room"
+    http_status = 409
+
+
+class TooManyNodes(MeshnetError):
+    """As many nodes have announced themselves as a mesh may have."""
+
+    code = "too_many_nodes"
+    http_status = 503
+    retry_after = 60
 
 
 class Released(MeshnetError):
@@ -172,12 +201,16 @@ class ModelUnavailable(MeshnetError):
     code = "model_unavailable"
 
 
-#: What a node may answer, by code: the client turns an answer's JSON back into the class that made it.
+#: What a node or head may answer, by code: the client turns an answer's JSON back into the class that made it.
 BY_CODE: dict[str, type[MeshnetError]] = {
     cls.code: cls
     for cls in (
         BadRequest,
+        OutsideNetworks,
         Unauthorized,
+        NotVerified,
+        NoRoom,
+        TooManyNodes,
         NotFound,
         MethodNotAllowed,
         KVCacheMiss,
@@ -191,5 +224,7 @@ BY_CODE: dict[str, type[MeshnetError]] = {
         Busy,
         Draining,
         NotReady,
+        ShardRefused,
+        ModelUnavailable,
     )
 }

@@ -268,6 +268,11 @@ class SessionCacheStore:
         with self._lock:
             return len(self._entries)
 
+    def count_active(self) -> int:
+        """How many of them a generation is working with: those that no other generation can take the slot of."""
+        with self._lock:
+            return len(self._entries) - len(self._victims())
+
     def snapshot(self) -> dict[str, Any]:
         """Limits, statistics and sessions as `/sessions` shows them; expired sessions do not show."""
         with self._lock:

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
+from django.conf import settings
 from django.db import models
+
+#: So many beats in a row must be missed before a node is taken for gone,
+MISSED_BEATS = 3
+#: and so many seconds must have passed: a busy machine may be late.
+SHORTEST_SILENCE_SECONDS = 15.0
+
+
+def longest_silence() -> timedelta:
+    """How long a node that announces itself may be silent before it is offline."""
+    return timedelta(seconds=max(MISSED_BEATS * settings.MESHNET_ANNOUNCE_SECONDS, SHORTEST_SILENCE_SECONDS))
+
+
+class NodeQuerySet(models.QuerySet["Node"]):
+    def announcing(self, now: datetime) -> NodeQuerySet:
+        """Nodes that announce themselves and have missed no more beats than they may."""
+        return self.filter(announced_at__gt=now - longest_silence(), left_at__isnull=True)
+
+    def routable(self, now: datetime) -> NodeQuerySet:
+        """Those of them that no operator has removed."""
+        return self.announcing(now).filter(is_removed=False)
 
 
 class Node(models.Model):
@@ -20,6 +43,16 @@ class Node(models.Model):
     added_at = models.DateTimeField(auto_now_add=True)
     seen_at = models.DateTimeField(null=True, blank=True, help_text="When the node last answered.")
     is_removed = models.BooleanField(default=False, help_text="An operator took it out: no route uses it.")
+    announced_at = models.DateTimeField(
+        null=True, blank=True, db_index=True, help_text="Its last announcement; empty for a node that makes none."
+    )
+    announced_from = models.GenericIPAddressField(null=True, blank=True, help_text="Where that came from.")
+    left_at = models.DateTimeField(null=True, blank=True, help_text="When it said good-bye.")
+    state = models.CharField(max_length=16, blank=True, help_text="By its last announcement: ready, draining, leaving.")
+    max_sessions = models.PositiveIntegerField(null=True, blank=True)
+    sessions = models.PositiveIntegerField(null=True, blank=True, help_text="Held at its last announcement.")
+
+    objects = NodeQuerySet.as_manager()
 
     class Meta:
         ordering = ("start_layer", "url")
@@ -34,6 +67,25 @@ class Node(models.Model):
     @property
     def layers(self) -> str:
         return "" if self.start_layer is None else f"{self.start_layer}:{self.end_layer}"
+
+
+class LayerReservation(models.Model):
+    """Layers promised to a machine that is about to join, so that the next one gets others.
+
+    The row with an empty URL promises nothing: whoever chooses layers holds its lock meanwhile.
+    """
+
+    url = models.CharField(max_length=200, unique=True)
+    fingerprint = models.CharField(max_length=255, blank=True)
+    start_layer = models.PositiveIntegerField()
+    end_layer = models.PositiveIntegerField()
+    until = models.DateTimeField()
+
+    class Meta:
+        default_permissions = ()  # nobody looks at them
+
+    def __str__(self) -> str:
+        return f"{self.url} {self.start_layer}:{self.end_layer}"
 
 
 class NodeSample(models.Model):

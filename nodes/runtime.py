@@ -75,6 +75,9 @@ class NodeRuntime:
         # The server has threads for twice the slots that it was started with.
         self._most_sessions = 2 * store.limits.max_sessions
         self._draining = threading.Event()
+        self._leaving = threading.Event()
+        #: Called on whatever thread drains or undrains the node; must return at once.
+        self.state_changed: Callable[[], None] = lambda: None
         self._stopped = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, args=(sweep_seconds,), name="meshnet-sweeper", daemon=True)
         self._sweeper.start()
@@ -89,7 +92,9 @@ class NodeRuntime:
             self._statistics.fail(error)
             raise
         mode = "stateless" if answer.past_len is None else str(headers.cache)
-        self._statistics.count(mode, payload.hidden.shape[1], answer.timings)
+        start = self._shard.layers.start if headers.start_layer is None else headers.start_layer
+        end = self._shard.layers.end if headers.end_layer is None else headers.end_layer
+        self._statistics.count(mode, payload.hidden.shape[1], answer.timings, end - start)
         return answer
 
     def _forward(self, headers: StepHeaders, payload: Payload) -> StepAnswer:
@@ -107,6 +112,8 @@ class NodeRuntime:
                 raise Draining()
             entry = self._store.open(headers.session, layers, lambda: self._shard.new_cache(layers), need)
         else:
+            if self._leaving.is_set():
+                raise Draining("This node is leaving now: the answer must go on elsewhere.")
             entry = self._store.take(headers.session, held, need if tokens > 1 else 0)
         try:
             timed = self._run(lambda: self._step(entry, payload.hidden, headers.past_len, layers, params))
@@ -311,6 +318,9 @@ class NodeRuntime:
             "supports_kv_cache": self._caches,
             "kv_bytes_per_token": self._verdict.footprint.per_token,
             "kv_bytes_of_full_context": self._verdict.footprint.bytes(shape.context_length),
+            "busy_sessions": self._store.count_active(),
+            "max_sessions": self._store.limits.max_sessions,
+            "layer_ms": self._statistics.layer_ms,
             "rss_bytes": resident_bytes(),
             "started_at": self._started_at,
             "work": self._statistics.as_json(),
@@ -331,11 +341,18 @@ class NodeRuntime:
     def drain(self) -> None:
         """No new sessions from here on; running ones go on."""
         self._draining.set()
+        self.state_changed()
+
+    def let_go(self) -> None:
+        """Running answers must go on elsewhere from here on: the process is about to end."""
+        self.drain()
+        self._leaving.set()
 
     def undrain(self) -> None:
         """New sessions are taken again, unless the node is stopping."""
         if not self._stopped.is_set():
             self._draining.clear()
+            self.state_changed()
 
     def stop(self) -> None:
         """Ends the sweeper and, after what is queued, the engine."""

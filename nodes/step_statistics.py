@@ -28,14 +28,24 @@ class StepStatistics:
         self._queue_ms = 0.0
         self._refusals: Counter[str] = Counter()
         self._errors: deque[dict[str, Any]] = deque(maxlen=REMEMBERED_ERRORS)
+        self._layer_ms: float | None = None
 
-    def count(self, mode: str, tokens: int, timings: Timings) -> None:
-        """A step that was answered; `tokens` positions were computed."""
+    def count(self, mode: str, tokens: int, timings: Timings, layers: int = 0) -> None:
+        """A step that was answered; `tokens` positions were computed through `layers` layers (0: not said)."""
         with self._lock:
+            if mode == "decode" and tokens == 1 and layers:
+                newest = timings.compute_ms / layers
+                self._layer_ms = newest if self._layer_ms is None else 0.9 * self._layer_ms + 0.1 * newest
             self._steps[mode] += 1
             self._tokens += tokens
             self._compute_ms += timings.compute_ms
             self._queue_ms += timings.queue_ms
+
+    @property
+    def layer_ms(self) -> float | None:
+        """A running mean of what one layer computes for one token, in milliseconds; None before the first decode."""
+        with self._lock:
+            return self._layer_ms
 
     def fail(self, error: MeshnetError) -> None:
         """A step that was refused or failed. Only faults are remembered: a miss or a full node is everyday life."""

@@ -93,13 +93,13 @@ def test_d07_a_node_that_becomes_another_under_its_url_is_left_in_the_middle_of_
         before.kill()
         with processes.serving(after, spare):
             faults: list[str] = []
-            note = loop._note
+            note = loop._fail_over
 
             def noted(error: MeshnetError) -> None:
                 faults.append(error.code)
                 note(error)
 
-            loop._note = noted  # type: ignore[method-assign]
+            loop._fail_over = noted  # type: ignore[method-assign]
             ids += list(tokens)
         hops = [hop.url for hop in loop.progress.route.hops] if loop.progress.route else []
     assert ids == expected

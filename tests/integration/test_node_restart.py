@@ -143,7 +143,7 @@ def test_d07_a_node_that_comes_back_as_another_is_refused_after_the_wait(
         clock.advance(seconds)
         comeback.wait(seconds)
 
-    with loop_over(toy_folder("llama"), [stayer, victim], wait, busy_wait=8.0) as loop:
+    with loop_over(toy_folder("llama"), [stayer, victim], wait, route_wait=8.0) as loop:
         loop._clock = clock
         running = loop.tokens()
         ids = [next(running) for _ in range(7)]

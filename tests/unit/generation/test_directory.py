@@ -1,13 +1,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from generation.directory import FRESH_SECONDS, SUSPECT_SECONDS, NodeDirectory
+from generation.directory import FRESH_SECONDS, STALE_SECONDS, NodeDirectory
 from generation.errors import NoRoute
+from generation.penalties import FIRST_SECONDS
+from generation.route import Hop, Route, RouteNode
+from nodes.errors import NodeUnreachable
+from nodes.fleet import NodeFleet
+from nodes.layers import LayerRange
+from nodes.live import NodeSnapshot
+from nodes.wire import Timings
 from tests.conftest import Clock
+from tests.processes import wait_until
 
 STATUS = {
     "state": "ready",
@@ -17,15 +26,19 @@ STATUS = {
     "end_layer": 2,
     "n_layers": 2,
     "context_length": 64,
+    "boot_id": "one",
+    "busy_sessions": 0,
+    "max_sessions": 4,
 }
+A, B = "http://a", "http://b"
 
 
 class FakeClient:
-    """Says a status and counts how often it was asked."""
+    """Says a status and counts how often it was asked. Holds its answer back while `hold` is not set."""
 
-    def __init__(self, url: str = "http://a", **status: Any) -> None:
+    def __init__(self, url: str = A, **status: Any) -> None:
         self.url = url
-        self.answer = {**STATUS, **status}
+        self.answer: dict[str, Any] | None = {**STATUS, **status}
         self.asked = 0
         self.hold: threading.Event | None = None
 
@@ -33,6 +46,8 @@ class FakeClient:
         self.asked += 1
         if self.hold is not None:
             assert self.hold.wait(10)
+        if self.answer is None:
+            raise NodeUnreachable()
         return self.answer
 
     def sessions(self, *, timeout: float) -> dict[str, Any]:
@@ -43,29 +58,56 @@ def directory(*clients: FakeClient, clock: Clock) -> NodeDirectory:
     return NodeDirectory(list(clients), clock=clock)  # type: ignore[arg-type]
 
 
+def one(nodes: NodeDirectory, url: str = A) -> RouteNode:
+    (found,) = [node for node in nodes.ready() if node.url == url]
+    return found
+
+
+def urls(found: Sequence[RouteNode]) -> list[str]:
+    return [node.url for node in found]
+
+
+def snapshot(url: str, status: dict[str, Any] | None) -> NodeSnapshot:
+    return NodeSnapshot(url, status, None, None, "ready" if status else "unreachable")
+
+
 def test_only_nodes_that_take_sessions_are_ready(clock: Clock) -> None:
-    found = directory(FakeClient("http://a"), FakeClient("http://b", state="draining"), clock=clock).ready()
-    assert [node.url for node in found] == ["http://a"]
+    assert urls(directory(FakeClient(A), FakeClient(B, state="draining"), clock=clock).ready()) == [A]
 
 
-def test_news_are_shared_until_they_are_old(clock: Clock) -> None:
+def test_old_news_are_used_at_once_and_renewed_in_the_background(clock: Clock) -> None:
     client = FakeClient()
     nodes = directory(client, clock=clock)
     nodes.ready()
     clock.advance(FRESH_SECONDS * 0.9)
     nodes.ready()
     assert client.asked == 1
+    client.hold = threading.Event()
+    client.answer = {**STATUS, "state": "draining"}
     clock.advance(FRESH_SECONDS)
+    assert urls(nodes.ready()) == [A], "and the node that is asked has not answered yet"
+    client.hold.set()
+    wait_until(lambda: not nodes.ready(), 5, "the news never came")
+    assert client.asked == 2 or client.asked == 3  # the last look may have asked once more, since nobody was ready
+
+
+def test_a_plan_does_not_wait_for_a_node_that_hangs_while_others_are_known(clock: Clock) -> None:
+    well, hanging = FakeClient(A), FakeClient(B)
+    nodes = directory(well, hanging, clock=clock)
     nodes.ready()
-    assert client.asked == 2
+    hanging.hold = threading.Event()
+    clock.advance(FRESH_SECONDS + 1)
+    assert urls(nodes.ready()) == [A, B]
+    hanging.hold.set()
 
 
-def test_fresh_asks_again(clock: Clock) -> None:
+def test_fresh_asks_again_and_waits(clock: Clock) -> None:
     client = FakeClient()
     nodes = directory(client, clock=clock)
     nodes.ready()
+    client.answer = {**STATUS, "state": "draining"}
     clock.advance(0.1)
-    nodes.ready(fresh=True)
+    assert nodes.ready(fresh=True) == []
     assert client.asked == 2
 
 
@@ -84,22 +126,133 @@ def test_many_who_ask_at_once_share_one_fetch(clock: Clock) -> None:
     assert client.asked == 1
 
 
-def test_a_suspect_is_forgiven_after_a_while(clock: Clock) -> None:
+def test_a_silent_node_is_avoided_and_after_a_while_not_used_at_all(clock: Clock) -> None:
+    client = FakeClient()
+    nodes = directory(client, clock=clock)
+    nodes.ready()
+    client.answer = None
+    nodes.learn([snapshot(A, None)])
+    assert one(nodes).faults == 1
+    assert nodes.ready(silent=False) == [], "who asks whether the mesh is well wants none of these"
+    nodes.learn([snapshot(A, STATUS)])
+    assert one(nodes).faults == 0
+    clock.advance(STALE_SECONDS)
+    assert nodes.ready() == []
+
+
+def test_what_the_keeper_hears_needs_no_question_of_its_own(clock: Clock) -> None:
+    client = FakeClient()
+    nodes = directory(client, clock=clock)
+    nodes.ready()
+    nodes.learn([snapshot(A, {**STATUS, "busy_sessions": 3})])
+    assert one(nodes).load == 3
+    assert client.asked == 1
+
+
+def test_a_failed_node_is_in_no_plan_until_it_is_heard_and_then_for_a_while_the_last_choice(clock: Clock) -> None:
+    client = FakeClient()
+    nodes = directory(client, clock=clock)
+    nodes.ready()
+    nodes.failed(A)
+    assert client.asked == 1
+    (node,) = nodes.ready()
+    assert client.asked == 2
+    assert node.faults == 1
+    nodes.measured(A, 2, 1, 5.0, Timings())
+    assert one(nodes).faults == 0, "a good step forgives"
+    nodes.failed(A)
+    nodes.ready()
+    clock.advance(FIRST_SECONDS)
+    assert one(nodes).faults == 0
+
+
+def test_a_node_that_changed_is_not_held_guilty(clock: Clock) -> None:
     nodes = directory(FakeClient(), clock=clock)
-    nodes.suspect("http://a")
-    assert nodes.suspects() == {"http://a"}
-    clock.advance(SUSPECT_SECONDS)
-    assert nodes.suspects() == set()
+    nodes.ready()
+    nodes.forget(A)
+    assert one(nodes).faults == 0
+
+
+def test_load_is_that_of_others_as_said_and_of_this_worker_as_it_is(clock: Clock) -> None:
+    client = FakeClient(busy_sessions=2)
+    nodes = directory(client, clock=clock)
+    route = Route((Hop(A, LayerRange(0, 2)),), "m")
+    assert one(nodes).load == 2
+    nodes.take(route)
+    assert (one(nodes).load, one(nodes).is_full) == (3, False)
+    nodes.take(route)
+    assert (one(nodes).load, one(nodes).is_full) == (4, True)
+    nodes.learn([snapshot(A, {**STATUS, "busy_sessions": 4})])
+    assert one(nodes).load == 4, "two of them are this worker's, and were heard as well"
+    nodes.leave(route)
+    nodes.leave(route)
+    assert one(nodes).load == 2
+
+
+def test_a_node_that_refused_for_want_of_slots_is_full_until_the_next_news(clock: Clock) -> None:
+    nodes = directory(FakeClient(), clock=clock)
+    nodes.ready()
+    nodes.full(A)
+    assert one(nodes).is_full
+    nodes.learn([snapshot(A, STATUS)])
+    assert not one(nodes).is_full
+
+
+def test_costs_are_measured_else_said_else_those_of_the_others(clock: Clock) -> None:
+    nodes = directory(FakeClient(A, layer_ms=7.0), FakeClient(B), clock=clock)
+    assert (one(nodes, A).layer_ms, one(nodes, B).layer_ms) == (7.0, 7.0)
+    nodes.measured(A, 2, 1, 10.0, Timings(0.0, 8.0))
+    assert (one(nodes, A).layer_ms, one(nodes, A).hop_ms) == (4.0, 2.0)
+    assert (one(nodes, B).layer_ms, one(nodes, B).hop_ms) == (4.0, 2.0)
+
+
+@pytest.mark.parametrize("said", [float("nan"), float("inf"), -1.0, 0, "fast", None, True])
+def test_a_node_cannot_make_itself_the_cheapest_by_nonsense(clock: Clock, said: Any) -> None:
+    node = one(directory(FakeClient(layer_ms=said), clock=clock))
+    assert node.layer_ms == 1.0
+
+
+@pytest.mark.parametrize("said", [-3, "none", None, 2.5])
+def test_nonsense_about_sessions_counts_as_none(clock: Clock, said: Any) -> None:
+    node = one(directory(FakeClient(busy_sessions=said, max_sessions=said), clock=clock))
+    assert (node.load, node.is_full) == (0, False)
+
+
+def test_a_node_that_started_anew_is_measured_anew(clock: Clock) -> None:
+    nodes = directory(FakeClient(), clock=clock)
+    nodes.ready()
+    nodes.measured(A, 2, 1, 10.0, Timings(0.0, 8.0))
+    nodes.learn([snapshot(A, {**STATUS, "boot_id": "two"})])
+    assert one(nodes).layer_ms == 1.0
 
 
 def test_a_removed_node_is_in_no_plan_until_it_is_brought_back(clock: Clock) -> None:
-    nodes = directory(FakeClient("http://a"), FakeClient("http://b"), clock=clock)
-    nodes.set_removed({"http://a", "http://of-another-mesh"})
-    assert [node.url for node in nodes.ready()] == ["http://b"]
+    nodes = directory(FakeClient(A), FakeClient(B), clock=clock)
+    nodes.set_removed({A, "http://of-another-mesh"})
+    assert urls(nodes.ready()) == [B]
     nodes.set_removed(set())
-    assert [node.url for node in nodes.ready()] == ["http://a", "http://b"]
+    assert urls(nodes.ready()) == [A, B]
+
+
+def test_announced_nodes_come_and_go(clock: Clock) -> None:
+    fleet = NodeFleet([FakeClient(A)], lambda url: FakeClient(url))  # type: ignore[list-item,arg-type,return-value]
+    nodes = NodeDirectory(fleet, clock=clock)
+    assert urls(nodes.ready()) == [A]
+    fleet.add(B)
+    assert urls(nodes.ready(fresh=True)) == [A, B]
+    nodes.gone(B)
+    assert urls(nodes.ready()) == [A]
+    assert nodes.client(B).url == B, "answers on it still end there"
 
 
 def test_a_stranger_is_no_route(clock: Clock) -> None:
     with pytest.raises(NoRoute, match="http://x"):
         directory(FakeClient(), clock=clock).client("http://x")
+
+
+def test_a_fetch_that_breaks_keeps_nobody_waiting(clock: Clock) -> None:
+    def broken(clients: Any) -> list[NodeSnapshot]:
+        raise RuntimeError("no thread left")
+
+    nodes = NodeDirectory([FakeClient()], clock=clock, fetch=broken)  # type: ignore[list-item]
+    assert nodes.ready() == []

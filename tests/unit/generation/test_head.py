@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from generation.errors import GaveUp, NoRoute
-from generation.head import MAX_REPAIRS
+from generation.head import MAX_FAILOVERS, MAX_MISSES
 from generation.waiting_line import WaitingLine
 from nodes.client import LocalNodeClient, NodeClient, StepAnswer
 from nodes.errors import (
@@ -49,7 +49,9 @@ class FaultyClient(LocalNodeClient):
         self.always: Fault | None = None
         self.seen: list[tuple[StepHeaders, int]] = []
 
-    def forward(self, headers: StepHeaders, payload: Payload, *, timeout: float) -> StepAnswer:
+    def forward(
+        self, headers: StepHeaders, payload: Payload, *, timeout: float, patience: float | None = None
+    ) -> StepAnswer:
         self.seen.append((headers, payload.hidden.shape[1]))
         fault = self.faults.pop(len(self.seen), None) or self.always
         return fault(self, headers, payload) if fault else self.plain(headers, payload)
@@ -191,10 +193,10 @@ def test_a_node_that_always_misses_ends_in_an_error_and_not_in_a_loop(mesh: Mesh
         return client.plain(headers, payload)
 
     mesh.clients[2].always = always
-    with pytest.raises(GaveUp, match=f"{MAX_REPAIRS} repairs"):
+    with pytest.raises(GaveUp, match=f"{MAX_MISSES + 1} times in a row"):
         mesh.run()
     prefills = [headers for headers, _ in mesh.clients[2].seen if headers.cache == "prefill"]
-    assert len(prefills) == 1 + MAX_REPAIRS
+    assert len(prefills) == 1 + MAX_MISSES
 
 
 def test_repairs_are_counted_between_tokens_not_over_the_whole_text(mesh: Mesh, expected: list[int]) -> None:
@@ -203,7 +205,7 @@ def test_repairs_are_counted_between_tokens_not_over_the_whole_text(mesh: Mesh, 
     )
     ids, progress = mesh.run()
     assert ids == expected
-    assert progress.cache_misses > MAX_REPAIRS
+    assert progress.cache_misses > MAX_MISSES
 
 
 @pytest.mark.parametrize("node", [0, 1, 2])
@@ -404,6 +406,7 @@ def test_a_node_that_claims_another_length_is_not_believed(mesh: Mesh) -> None:
     mesh.clients[0].always = liar
     with pytest.raises(GaveUp, match="99 tokens"):
         mesh.run()
+    assert len(mesh.clients[0].seen) == 1 + MAX_FAILOVERS
 
 
 def test_a_replica_takes_over_from_a_node_that_fails(toy_folder: Any, expected: list[int]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from generation.errors import GaveUp
-from generation.head import MAX_REPAIRS
+from generation.head import MAX_MISSES
 from nodes.client import LocalNodeClient, StepAnswer
 from nodes.errors import KVCacheMiss
 from nodes.framing import Payload
@@ -44,7 +44,9 @@ class Disturbed(LocalNodeClient):
         self.before_each_decode: Spoil | None = None
         self.seen: list[StepHeaders] = []
 
-    def forward(self, headers: StepHeaders, payload: Payload, *, timeout: float) -> StepAnswer:
+    def forward(
+        self, headers: StepHeaders, payload: Payload, *, timeout: float, patience: float | None = None
+    ) -> StepAnswer:
         self.seen.append(headers)
         spoil = self.before.pop(len(self.seen), None)
         if spoil is None and headers.cache == "decode":
@@ -209,8 +211,8 @@ def test_a_session_lost_before_every_token_costs_one_prefill_a_token_and_no_more
 @pytest.mark.parametrize("reason", list(MISSES))
 def test_a_node_that_misses_every_piece_of_a_prompt_ends_in_a_clear_error(mesh: Mesh, node: int, reason: str) -> None:
     mesh.clients[node].before_each_decode = MISSES[reason]
-    with pytest.raises(GaveUp, match=rf"No new token after {MAX_REPAIRS} repairs.*{reason}") as given_up:
+    with pytest.raises(GaveUp, match=rf"lost {MAX_MISSES + 1} times in a row.*{reason}") as given_up:
         mesh.run()
     assert isinstance(given_up.value.__cause__, KVCacheMiss)
-    assert mesh.prefills()[node] == 1 + MAX_REPAIRS
-    assert len(mesh.clients[0].seen) <= 2 * (1 + MAX_REPAIRS)
+    assert mesh.prefills()[node] == 1 + MAX_MISSES
+    assert len(mesh.clients[0].seen) <= 2 * (1 + MAX_MISSES)

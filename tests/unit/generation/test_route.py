@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -7,25 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generation.errors import NoRoute
-from generation.route import RouteNode, plan
+from generation.route import Hop, RouteNode, plan
 from nodes.layers import LayerRange
 
+N_LAYERS = 8
 
-def node(
-    url: str,
-    start: int,
-    end: int,
-    *,
-    fingerprint: str = "m",
-    dtype: str = "float32",
-    context: int = 512,
-    can_be_cut: bool = True,
-) -> RouteNode:
-    return RouteNode(url, fingerprint, dtype, LayerRange(start, end), 8, context, can_be_cut)
+
+def node(url: str, start: int, end: int, **known: Any) -> RouteNode:
+    known = {"fingerprint": "m", "dtype": "float32", "context_length": 512, **known}
+    return RouteNode(url, layers=LayerRange(start, end), n_layers=N_LAYERS, **known)
 
 
 def hops(nodes: list[RouteNode], **options: Any) -> list[tuple[str, str]]:
-    options = {"fingerprint": "m", "dtype": "float32", "n_layers": 8, **options}
+    options = {"fingerprint": "m", "dtype": "float32", "n_layers": N_LAYERS, **options}
     return [(hop.url, str(hop.layers)) for hop in plan(nodes, **options).hops]
 
 
@@ -37,9 +33,32 @@ def test_overlaps_are_cut() -> None:
     assert hops([node("a", 0, 5), node("b", 3, 8)]) == [("a", "0:5"), ("b", "5:8")]
 
 
-def test_the_fewest_hops_win() -> None:
+def test_an_overlap_goes_to_the_faster_node() -> None:
+    assert hops([node("a", 0, 5, layer_ms=3.0), node("b", 3, 8)]) == [("a", "0:3"), ("b", "3:8")]
+
+
+def test_among_equals_the_fewest_hops_win() -> None:
     nodes = [node("a", 0, 2), node("b", 2, 4), node("c", 4, 8), node("d", 0, 4)]
     assert hops(nodes) == [("d", "0:4"), ("c", "4:8")]
+
+
+def test_two_fast_nodes_win_over_one_slow_one() -> None:
+    slow, fast = node("slow", 0, 8, layer_ms=2.0), [node("a", 0, 4), node("b", 4, 8)]
+    assert hops([slow, *fast]) == [("a", "0:4"), ("b", "4:8")]
+    far = [replace(one, hop_ms=20.0) for one in fast]
+    assert hops([slow, *far]) == [("slow", "0:8")], "unless each trip to them costs more than they save"
+
+
+def test_a_generation_goes_to_the_replica_that_is_less_loaded() -> None:
+    assert hops([node("a", 0, 8, load=2), node("b", 0, 8, load=1)]) == [("b", "0:8")]
+
+
+def test_a_full_node_is_used_only_when_nothing_else_covers() -> None:
+    full, slow = node("full", 0, 8, is_full=True), node("slow", 0, 8, layer_ms=50.0)
+    assert hops([full, slow]) == [("slow", "0:8")]
+    route = plan([full], fingerprint="m", dtype="float32", n_layers=N_LAYERS)
+    assert route.has_full_node
+    assert not plan([slow], fingerprint="m", dtype="float32", n_layers=N_LAYERS).has_full_node
 
 
 def test_a_gap_is_named() -> None:
@@ -55,16 +74,20 @@ def test_nodes_of_another_model_or_dtype_are_left_out_and_counted() -> None:
 
 
 def test_a_node_that_takes_shorter_texts_is_left_out() -> None:
-    nodes = [node("a", 0, 8, context=64), node("b", 0, 8)]
+    nodes = [node("a", 0, 8, context_length=64), node("b", 0, 8)]
     assert hops(nodes, context_length=512) == [("b", "0:8")]
     assert hops(nodes, context_length=64) == [("a", "0:8")]
 
 
-def test_a_suspect_is_used_only_when_nothing_else_covers() -> None:
-    nodes = [node("a", 0, 8), node("b", 0, 4), node("c", 4, 8)]
-    assert hops(nodes, avoid={"a"}) == [("b", "0:4"), ("c", "4:8")]
-    assert hops(nodes, avoid={"a", "c"}) == [("a", "0:8")], "one suspect either way: the shorter route"
-    assert hops([node("a", 0, 8)], avoid={"a"}) == [("a", "0:8")]
+def test_a_node_with_faults_is_used_only_when_nothing_else_covers() -> None:
+    nodes = [node("a", 0, 8, faults=1), node("b", 0, 4, is_full=True), node("c", 4, 8)]
+    assert hops(nodes) == [("b", "0:4"), ("c", "4:8")]
+    assert hops([nodes[0]]) == [("a", "0:8")]
+
+
+def test_when_all_have_faults_the_least_bad_are_used() -> None:
+    nodes = [node("a", 0, 8, faults=3), node("b", 0, 8, faults=1, layer_ms=90.0), node("c", 0, 8, faults=2)]
+    assert hops(nodes) == [("b", "0:8")]
 
 
 def test_replicas_are_chosen_among_by_the_given_rule() -> None:
@@ -92,44 +115,64 @@ def test_a_status_without_the_new_fields_is_of_a_node_that_cannot_be_cut() -> No
         "context_length": 64,
     }
     old = RouteNode.from_status("a", status)
-    new = RouteNode.from_status("a", {**status, "supports_kv_cache": False})
+    new = RouteNode.from_status("a", {**status, "supports_kv_cache": False}, load=3)
     assert old is not None and not old.can_be_cut
-    assert new is not None and new.can_be_cut
+    assert new is not None and new.can_be_cut and new.load == 3
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 7), st.integers(1, 8)).filter(lambda pair: pair[0] < pair[1]),
-        min_size=1,
-        max_size=12,
+SPANS = st.tuples(st.integers(0, N_LAYERS - 1), st.integers(1, N_LAYERS)).filter(lambda pair: pair[0] < pair[1])
+NODES = st.lists(
+    st.builds(
+        lambda span, **known: node("", *span, **known),
+        span=SPANS,
+        hop_ms=st.floats(0, 50),
+        layer_ms=st.floats(0.01, 20),
+        load=st.integers(0, 3),
+        is_full=st.booleans(),
+        faults=st.integers(0, 3),
+        can_be_cut=st.booleans(),
     ),
-    st.data(),
-)
-def test_a_plan_has_no_gap_and_no_overlap_and_is_the_shortest(
-    spans: list[tuple[int, int]], data: st.DataObject
-) -> None:
-    nodes = [node(f"n{index}", start, end) for index, (start, end) in enumerate(spans)]
-    covered = all(any(layer in one.layers for one in nodes) for layer in range(8))
-    if not covered:
+    min_size=1,
+    max_size=8,
+).map(lambda nodes: [replace(one, url=f"n{index}") for index, one in enumerate(nodes)])
+
+
+@given(NODES)
+def test_a_plan_has_no_gap_and_no_overlap_and_is_as_cheap_as_the_cheapest_of_all(nodes: list[RouteNode]) -> None:
+    expected = cheapest_of_all(tuple(nodes))
+    if expected == float("inf"):
         with pytest.raises(NoRoute):
             hops(nodes)
         return
-    route = plan(nodes, fingerprint="m", dtype="float32", n_layers=8).hops
-    assert [layer for hop in route for layer in range(hop.layers.start, hop.layers.end)] == list(range(8))
+    route = plan(nodes, fingerprint="m", dtype="float32", n_layers=N_LAYERS).hops
+    assert [layer for hop in route for layer in range(hop.layers.start, hop.layers.end)] == list(range(N_LAYERS))
     by_url = {one.url: one for one in nodes}
-    assert all(by_url[hop.url].layers.holds(hop.layers) for hop in route)
-    assert len(route) == shortest(nodes)
+    assert all(by_url[hop.url].can_run(hop.layers.start, hop.layers.end) for hop in route)
+    assert cost(route, by_url) == pytest.approx(expected, abs=1e-5)
 
 
-def shortest(nodes: list[RouteNode]) -> int:
-    """Brute force: breadth first over reached layers."""
-    reached, steps = {0}, 0
-    while 8 not in reached:
-        reached |= {
-            end for one in nodes for at in reached if at in one.layers for end in range(at + 1, one.layers.end + 1)
-        }
-        steps += 1
-    return steps
+def cost(route: tuple[Hop, ...], by_url: dict[str, RouteNode]) -> float:
+    return sum(by_url[hop.url].cost_ms(hop.layers.size) for hop in route)
+
+
+def cheapest_of_all(nodes: tuple[RouteNode, ...]) -> float:
+    """Brute force: every node for every stretch from every layer on, cuts anywhere."""
+
+    @cache
+    def cheapest(start: int) -> float:
+        if start == N_LAYERS:
+            return 0.0
+        return min(
+            (
+                one.cost_ms(end - start) + cheapest(end)
+                for one in nodes
+                for end in range(start + 1, N_LAYERS + 1)
+                if one.can_run(start, end)
+            ),
+            default=float("inf"),
+        )
+
+    return cheapest(0)
 
 
 @pytest.mark.parametrize("status", [{}, {"state": "draining"}, {"state": "ready", "start_layer": "x"}])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from nodes import client as client_module
+from nodes import connections
 from nodes import framing, wire
 from nodes.client import HttpNodeClient
 from nodes.errors import (
@@ -192,12 +192,12 @@ def test_d05_a_connection_that_was_idle_for_too_long_is_not_reused(
     server: Script, node: HttpNodeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(client_module, "monotonic", lambda: now[0])
+    monkeypatch.setattr(connections, "monotonic", lambda: now[0])
     node.status(timeout=5)
-    now[0] += client_module.POOL_IDLE_SECONDS - 1
+    now[0] += connections.POOL_IDLE_SECONDS - 1
     node.status(timeout=5)
     assert server.connections == 1
-    now[0] += client_module.POOL_IDLE_SECONDS + 1
+    now[0] += connections.POOL_IDLE_SECONDS + 1
     node.status(timeout=5)
     assert server.connections == 2
 

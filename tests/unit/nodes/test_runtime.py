@@ -187,6 +187,27 @@ def test_a_draining_node_takes_no_new_session_and_goes_on_with_those_it_has(node
     assert node.forward(StepHeaders(session, "decode", 12), Payload(hidden(1))).past_len == 13
 
 
+def test_f08_a_node_that_lets_go_sends_running_answers_elsewhere(nodes: list[NodeRuntime]) -> None:
+    node = nodes[0]
+    session = prefill(node)
+    node.let_go()
+    with pytest.raises(Draining):
+        node.forward(StepHeaders(session, "decode", 12), Payload(hidden(1)))
+
+
+def test_a_node_says_how_busy_and_how_fast_it_is(nodes: list[NodeRuntime]) -> None:
+    node = nodes[0]
+    assert (node.status()["busy_sessions"], node.status()["layer_ms"]) == (0, None)
+    session = prefill(node)
+    answer = node.forward(StepHeaders(session, "decode", 12), Payload(hidden(1)))
+    status = node.status()
+    layers = status["end_layer"] - status["start_layer"]
+    assert (status["busy_sessions"], status["max_sessions"]) == (1, StoreLimits().max_sessions)
+    assert status["layer_ms"] == pytest.approx(answer.timings.compute_ms / layers)
+    node.release(session)
+    assert node.status()["busy_sessions"] == 0
+
+
 def test_a_node_whose_caching_is_off_does_not_acknowledge_and_refuses_decodes(toy_folder: Any) -> None:
     with running_nodes(toy_folder("llama"), ranges(0, 2), kv_enabled=False) as (node,):
         assert node.status()["supports_kv_cache"] is False

@@ -48,12 +48,23 @@ def test_without_a_socket_nobody_is_seen_to_go(environ: dict[str, object]) -> No
     assert not watch(environ)()
 
 
-def test_a_tls_socket_is_not_touched() -> None:
+def test_a_client_that_closes_behind_unread_bytes_has_gone() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        has_gone = watch({"gunicorn.socket": ours})
+        theirs.sendall(b"GET /")
+        theirs.close()
+        assert has_gone()
+
+
+def test_a_tls_client_is_seen_to_go_though_nothing_is_taken_off_its_socket() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         with context.wrap_socket(ours, do_handshake_on_connect=False) as tls:
             has_gone = watch({"gunicorn.socket": tls})
-            theirs.close()
+            theirs.sendall(b"a record of which only the kernel knows")
             assert not has_gone()
+            theirs.close()
+            assert has_gone()

@@ -1,0 +1,47 @@
+"""Which nodes failed lately. A fault is held against its node for longer each time, and forgiven by a good step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+#: How long the first fault of a node is held against it, in seconds; each further one in a row twice as long.
+FIRST_SECONDS = 2.0
+LONGEST_SECONDS = 120.0
+#: After so long without a further fault the row starts anew.
+FORGOTTEN_SECONDS = 600.0
+#: More faults in a row weigh no more.
+MOST_FAULTS = 10
+
+
+class Penalties:
+    """One per head worker; any thread may ask and tell."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._faults: dict[str, tuple[int, float]] = {}  # in a row, and when the last one was
+
+    def fail(self, url: str) -> None:
+        """A fault that was the node's own."""
+        with self._lock:
+            self._faults[url] = (min(self._count(url) + 1, MOST_FAULTS), self._clock())
+
+    def work(self, url: str) -> None:
+        """A good step: whatever was held against the node is over."""
+        if url in self._faults:  # mostly not: no lock for every step
+            with self._lock:
+                self._faults.pop(url, None)
+
+    def faults(self, url: str) -> int:
+        """Faults in a row that are still held against the node."""
+        count, at = self._faults.get(url, (0, 0.0))
+        if not count:
+            return 0
+        held = min(FIRST_SECONDS * 2 ** (count - 1), LONGEST_SECONDS)
+        return count if self._clock() - at < held else 0
+
+    def _count(self, url: str) -> int:
+        count, at = self._faults.get(url, (0, 0.0))
+        return count if self._clock() - at < FORGOTTEN_SECONDS else 0

@@ -1,0 +1,147 @@
+"""One step of one generation: tokens through every hop of a route. Knows nothing of repair, waiting or text."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from generation.directory import NodeDirectory
+from generation.job import HopTimes, Job, LoopSettings, Progress
+from generation.route import Hop, Route
+from nodes.client import StepAnswer
+from nodes.errors import MeshnetError, NodeProtocolError
+from nodes.framing import Payload
+from nodes.wire import StepHeaders
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+#: A step may take so many times as long as was measured before its node is asked whether it lives.
+PATIENCE_FACTOR = 4.0
+
+
+class Embeds(Protocol):
+    """Token ids to the hidden states before layer 0, [1, T, hidden]."""
+
+    def embed(self, token_ids: list[int]) -> torch.Tensor: ...
+
+
+class Uncached(Exception):
+    """A node on the route does not cache."""
+
+
+class Steps:
+    """Sends one job's steps, and notes in its progress where the time went. Used by the loop's thread alone."""
+
+    def __init__(
+        self,
+        directory: NodeDirectory,
+        embedder: Embeds,
+        settings: LoopSettings,
+        job: Job,
+        progress: Progress,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = directory
+        self._embedder = embedder
+        self._settings = settings
+        self._job = job
+        self._progress = progress
+        self._clock = clock
+
+    def run(self, route: Route, ids: list[int], *, past_len: int, fresh: bool, want_token: bool) -> list[int]:
+        """Tokens through every hop; the new ids (none when none is wanted).
+
+        `fresh` starts the sessions anew, else they must hold `past_len` tokens. Raises what a node raised, with the
+        node's URL in it, NodeProtocolError for answers that cannot be right, and Uncached when a cached step was not
+        acknowledged.
+        """
+        hidden = self._embedder.embed(ids)
+        *inner, tail = route.hops
+        for hop in inner:
+            headers = self._headers(hop, route, past_len, fresh)
+            with _blaming(hop):
+                answer = self._send(hop, headers, Payload(hidden))
+                if answer.hidden is None or answer.hidden.shape != hidden.shape:
+                    raise NodeProtocolError(f"{hop.url} did not answer hidden states of the shape it was sent.")
+                self._check_acknowledgement(hop, answer, past_len + len(ids))
+            hidden = answer.hidden
+        headers = self._headers(tail, route, past_len, fresh)
+        with _blaming(tail):
+            answer = self._send(tail, headers, Payload(hidden, sampling=self._sampling(want_token)))
+            if answer.hidden is not None:
+                raise NodeProtocolError(f"{tail.url} answered hidden states instead of a token.")
+            self._check_acknowledgement(tail, answer, past_len + len(ids))
+            return self._new_tokens(tail, answer) if want_token else []
+
+    def _send(self, hop: Hop, headers: StepHeaders, payload: Payload) -> StepAnswer:
+        self._progress.touched.add(hop.url)
+        tokens = payload.hidden.shape[1]
+        expected = self._directory.expected_seconds(hop.url, hop.layers.size, tokens)
+        begun = self._clock()
+        answer = self._directory.client(hop.url).forward(
+            headers,
+            payload,
+            timeout=self._settings.step_timeout,
+            patience=max(self._settings.step_patience, PATIENCE_FACTOR * expected),
+        )
+        total_ms = (self._clock() - begun) * 1e3
+        self._directory.measured(hop.url, hop.layers.size, tokens, total_ms, answer.timings)
+        self._progress.hops.setdefault(hop.url, HopTimes()).add(total_ms, answer.timings)
+        return answer
+
+    def _headers(self, hop: Hop, route: Route, past_len: int, fresh: bool) -> StepHeaders:
+        cached = self._progress.cached
+        return StepHeaders(
+            session=self._job.session_id if cached else None,
+            cache=("prefill" if fresh else "decode") if cached else None,
+            past_len=past_len if cached and not fresh else None,
+            start_layer=hop.layers.start,
+            end_layer=hop.layers.end,
+            model=route.fingerprint,
+        )
+
+    def _check_acknowledgement(self, hop: Hop, answer: StepAnswer, tokens: int) -> None:
+        """The acknowledgement is the capability check: a node that does not send it has cached nothing, and a decode
+        to it would be silent nonsense.
+        """
+        if not self._progress.cached:
+            return
+        if answer.past_len is None:
+            logger.warning("%s does not cache; the generation goes on without a cache.", hop.url)
+            raise Uncached()
+        if answer.past_len != tokens:
+            raise NodeProtocolError(f"{hop.url} holds {answer.past_len} tokens where {tokens} were sent.")
+
+    def _sampling(self, want_token: bool) -> dict[str, object] | None:
+        params = self._job.sampling
+        if not want_token:
+            return {"want_token": False}
+        return None if params.temperature == 0 else params.as_json()
+
+    def _new_tokens(self, tail: Hop, answer: StepAnswer) -> list[int]:
+        if answer.token_id is not None:
+            if not 0 <= answer.token_id < self._settings.vocab_size:
+                raise NodeProtocolError(f"{tail.url} answered a token that the model does not have.")
+            return [answer.token_id]
+        if answer.has_token_id or self._job.encode is None or answer.text is None:
+            raise NodeProtocolError(f"{tail.url} answered no token.")
+        # A tail of the old protocol: text only, and an empty text at the end.
+        if self._progress.cached:
+            raise Uncached()
+        return self._job.encode(answer.text)
+
+
+@contextmanager
+def _blaming(hop: Hop) -> Iterator[None]:
+    """Notes on an error which node it is about."""
+    try:
+        yield
+    except MeshnetError as error:
+        error.node = hop.url
+        raise

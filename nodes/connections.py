@@ -1,0 +1,175 @@
+"""Pooled connections to one node: only to allowed addresses, not reused when they may be stale, and with an ear for
+nodes that hang.
+
+urllib3 has one timeout for an answer. A step may take long on a node that is well, and a node that hangs is to be
+left within seconds; so while a step is not answered, the node is asked on another connection whether it lives.
+"""
+
+from __future__ import annotations
+
+import http.client
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
+
+from nodes.errors import NodeUnreachable
+from nodes.networks import NodeNetworks
+
+#: A pooled connection that was idle for longer is closed instead of reused. Below the nodes' keep-alive of 75 s,
+#: so that no request meets a connection that the node is just closing (case D05).
+POOL_IDLE_SECONDS = 45.0
+#: Connections kept per node: as many steps may be under way to it at once without a new handshake.
+POOL_SIZE = 64
+#: How long a node that is silent on a step may take to say that it lives.
+PROBE_SECONDS = 2.0
+#: How long an answer that has begun may pause.
+PAUSE_SECONDS = 5.0
+#: A larger body is sent in parts, each within the connection's timeout: a slow network is not a node that hangs.
+PART_BYTES = 128 * 1024
+
+
+class Patience(threading.local):
+    """What the calling thread's request may wait for the first byte before its node is asked whether it lives."""
+
+    seconds: float | None = None
+    #: Set when the node was asked and was silent.
+    is_over = False
+
+
+class _Guarded:
+    """What both kinds of connections have in common; mixed in before urllib3's class."""
+
+    host: str
+    port: Any
+    sock: Any
+    timeout: Any
+    socket_options: Any
+    _dns_host: str
+
+    #: Set by the pool on each connection that it makes.
+    networks: NodeNetworks | None = None
+    patience: Patience
+    lives: Callable[[], bool]
+
+    def _new_conn(self) -> socket.socket:
+        if self.networks is None:
+            return super()._new_conn()  # type: ignore[misc]
+        connection: Any = self
+        port = self.port or 0
+        try:
+            addresses = self.networks.addresses(self._dns_host, port, tls=isinstance(self, HTTPSConnection))
+        except NodeUnreachable as error:
+            raise NewConnectionError(connection, error.detail) from error
+        problem: OSError | None = None
+        for family, address in addresses:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                for option in self.socket_options or ():
+                    sock.setsockopt(*option)
+                sock.settimeout(self.timeout)
+                sock.connect(address)
+                return sock
+            except OSError as error:
+                sock.close()
+                problem = error
+        if isinstance(problem, TimeoutError):
+            raise ConnectTimeoutError(connection, f"no connection within {self.timeout:g} s") from problem
+        raise NewConnectionError(connection, str(problem)) from problem
+
+    def send(self, data: Any) -> None:
+        if isinstance(data, bytes) and len(data) > PART_BYTES:
+            view = memoryview(data)
+            for start in range(0, len(data), PART_BYTES):
+                super().send(view[start : start + PART_BYTES])  # type: ignore[misc]
+            return
+        super().send(data)  # type: ignore[misc]
+
+    def getresponse(self) -> Any:
+        if self.patience.seconds is not None:
+            self._await_first_byte(self.patience.seconds)
+            self.timeout = min(self.timeout or PAUSE_SECONDS, PAUSE_SECONDS)
+        return super().getresponse()  # type: ignore[misc]
+
+    def _await_first_byte(self, patience: float) -> None:
+        """Raises TimeoutError when the node does not answer within the timeout, or does not live any more."""
+        give_up_at = monotonic() + (self.timeout or float("inf"))
+        waiting = select.poll()
+        waiting.register(self.sock, select.POLLIN)
+        while not waiting.poll(1e3 * max(0.0, min(patience, give_up_at - monotonic()))):
+            if monotonic() >= give_up_at:
+                raise TimeoutError
+            if not self.lives() and not waiting.poll(0):
+                self.patience.is_over = True
+                raise TimeoutError
+
+
+class GuardedConnection(_Guarded, HTTPConnection):
+    """Over plain HTTP."""
+
+
+class GuardedTLSConnection(_Guarded, HTTPSConnection):
+    """Over TLS."""
+
+
+class NodePool(urllib3.HTTPConnectionPool):
+    """Connections to one node; threads may share it. Does not hand out those that were idle for too long."""
+
+    ConnectionCls = GuardedConnection  # type: ignore[assignment]
+
+    def __init__(self, host: str, port: int | None, *, networks: NodeNetworks | None = None, **options: Any) -> None:
+        super().__init__(host, port, maxsize=POOL_SIZE, **options)
+        self._networks = networks
+        self.patience = Patience()
+
+    def close_idle(self) -> None:
+        """Closes what is not in use; the pool stays usable."""
+        while self.pool is not None and not self.pool.empty():
+            conn = self.pool.get(block=False)
+            if conn is not None:
+                conn.close()
+            else:
+                break
+
+    def _new_conn(self) -> Any:
+        conn: Any = super()._new_conn()
+        conn.networks, conn.patience, conn.lives = self._networks, self.patience, self._lives
+        return conn
+
+    def _get_conn(self, timeout: float | None = None) -> Any:
+        conn: Any = super()._get_conn(timeout)
+        if monotonic() - getattr(conn, "meshnet_idle_since", float("inf")) > POOL_IDLE_SECONDS:
+            conn.close()
+        return conn
+
+    def _put_conn(self, conn: Any) -> None:
+        if conn is not None:
+            conn.meshnet_idle_since = monotonic()
+        super()._put_conn(conn)
+
+    def _lives(self) -> bool:
+        """Whether the node answers anything at all, on a new connection. An old node has no /livez: 404 will do."""
+        patience, self.patience.seconds = self.patience.seconds, None
+        conn = self._new_conn()
+        conn.timeout = PROBE_SECONDS
+        try:
+            conn.request("GET", "/livez", headers={"Connection": "close"})
+            return bool(conn.getresponse().status)
+        except (OSError, ssl.SSLError, http.client.HTTPException, urllib3.exceptions.HTTPError):
+            return False
+        finally:
+            conn.close()
+            self.patience.seconds = patience
+
+
+class NodeTLSPool(NodePool, urllib3.HTTPSConnectionPool):
+    """The same over TLS."""
+
+    ConnectionCls = GuardedTLSConnection  # type: ignore[assignment]

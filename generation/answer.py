@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from generation.errors import Cancelled, ModelNotFound
+from generation.errors import Cancelled, ModelNotFound, RequestRefused
 from generation.head import TokenLoop
 from generation.job import Job, Progress
 from generation.metrics import FinishedReason, GenerationObserver
 from generation.record import Record
+from generation.stops import StopScanner
 from nodes.errors import Busy, Draining, MeshnetError
 from nodes.sampling import Sampling
 from nodes.wire import mint_session_id
@@ -37,33 +38,75 @@ SILENCE_SECONDS = 5.0
 FinishReason = Literal["stop", "length"]
 
 
-@dataclass(frozen=True)
-class ChatRequest:
-    """A validated chat request. `messages` hold `role` and `content` strings. seed None: the head mints one."""
+@dataclass(frozen=True, kw_only=True)
+class TextRequest:
+    """What to generate, validated. The defaults change nothing.
+
+    seed None: the head mints one. choice: which one of several answers to one request, all of the same seed. stop:
+    the text ends before the first of these. logprobs: how many alternatives to report for each token, None for no log
+    probabilities at all.
+    """
 
     model: str
-    messages: list[dict[str, Any]]
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
+    choice: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRequest(TextRequest):
+    """`messages` hold `role` and `content` strings; `tools` are as the OpenAI API describes them."""
+
+    messages: list[dict[str, Any]]
+    tools: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionRequest(TextRequest):
+    """A text to go on with, or its token ids."""
+
+    prompt: str | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """One token's log probability by the model's own logits, and the most probable ones, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
 class TextDelta:
-    """A piece of the answer's text, never empty; the pieces joined are the whole text."""
+    """A piece of the answer's text, never empty; the pieces joined are the whole text.
+
+    `tokens`, if log probabilities were asked for, are those that came since the last piece: a token whose text is not
+    final yet comes with the piece that holds the end of it.
+    """
 
     text: str
+    tokens: tuple[TokenScore, ...] = ()
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of an answer that ended well."""
+    """The end of an answer that ended well. `tokens` came after the last piece of text."""
 
     reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
+    tokens: tuple[TokenScore, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +131,7 @@ class Answer:
     def __init__(
         self,
         runtime: HeadRuntime,
-        request: ChatRequest,
+        request: TextRequest,
         prompt_ids: list[int],
         budget: int,
         client_gone: Callable[[], bool],
@@ -106,15 +149,12 @@ class Answer:
             prompt_ids=prompt_ids,
             max_new_tokens=budget,
             stop_ids=runtime.prompter.stop_ids,
-            sampling=Sampling(
-                temperature=request.temperature,
-                top_p=request.top_p,
-                top_k=request.top_k,
-                seed=secrets.randbits(63) if request.seed is None else request.seed,
-            ),
+            sampling=_sampling(request, len(prompt_ids)),
             encode=runtime.prompter.encode,
         )
         self.job = job
+        self._stops = StopScanner(request.stop)
+        self._scores: list[TokenScore] = []  # of tokens whose text did not go out yet
         self._was_admitted = False
         #: Its last token is there, or its error; only the row is still to be written.
         self.is_over = False
@@ -231,18 +271,31 @@ class Answer:
         if not self.progress.finish_reason:
             return _Stopped()
         reason: FinishReason = "length" if self.progress.finish_reason == "length" else "stop"
-        return Finished(reason, self.prompt_tokens, self.progress.completion_tokens)
+        return Finished(reason, self.prompt_tokens, self.progress.completion_tokens, tuple(self._scores))
 
     def _speak(self) -> None:
         text = self._runtime.prompter.detokenizer()
-        for token_id in self._loop.tokens():
+        tokens = self._loop.tokens()
+        for token_id in tokens:
             self._observer.token()
-            self._say(text.push(token_id))
-        self._say(text.flush())
+            scores = self._loop.logprobs
+            if scores is not None:
+                self._scores.append(TokenScore(token_id, scores.logprob, scores.top))
+            self._say(self._stops.push(text.push(token_id)))
+            if self._stops.hit:
+                tokens.close()  # no step for what nobody will read
+                self.progress.finish_reason = "stop"
+                return
+        self._say(self._stops.push(text.flush()))
+        if self._stops.hit:
+            self.progress.finish_reason = "stop"
+        else:
+            self._say(self._stops.flush())
 
     def _say(self, piece: str) -> None:
         if piece:
-            self._events.put(TextDelta(piece))
+            scores, self._scores = tuple(self._scores), []
+            self._events.put(TextDelta(piece, scores))
 
 
 def _finished_reason(end: Finished | _Stopped | MeshnetError) -> FinishedReason:
@@ -251,9 +304,27 @@ def _finished_reason(end: Finished | _Stopped | MeshnetError) -> FinishedReason:
     return "abort" if isinstance(end, _Stopped) else "error"
 
 
+def _sampling(request: TextRequest, prompt_len: int) -> Sampling:
+    """As the tail reads it. A greedy choice draws nothing, so that its steps carry no seed."""
+    return Sampling(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        seed=0 if request.temperature == 0 else secrets.randbits(63) if request.seed is None else request.seed,
+        choice=request.choice,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+        logit_bias=request.logit_bias,
+        prompt_len=prompt_len if request.presence_penalty or request.frequency_penalty else 0,
+        logprobs=request.logprobs,
+    )
+
+
 def start(
     runtime: HeadRuntime,
-    request: ChatRequest,
+    request: ChatRequest | CompletionRequest,
     *,
     api_key: APIKey | None,
     streamed: bool,
@@ -270,14 +341,33 @@ def start(
             f"The model {request.model!r:.200} is not served here; served: {', '.join(runtime.models())}.",
             param="model",
         )
-    prompt_ids = runtime.prompter.ids(request.messages)
+    for token_id, _ in request.logit_bias:
+        if not 0 <= token_id < runtime.settings.vocab_size:
+            raise RequestRefused(f"The model has no token {token_id}.", param="logit_bias")
+    prompt_ids = _prompt_ids(runtime, request)
     budget = runtime.prompter.budget(len(prompt_ids), request.max_tokens)
     answer = Answer(runtime, request, prompt_ids, budget, client_gone)
     runtime.admit(answer)
     try:
-        answer.begin(Record.begin(runtime, answer.job, api_key=api_key, streamed=streamed))
+        record = Record.begin(runtime, answer.job, api_key=api_key, streamed=streamed, choice=request.choice)
+        answer.begin(record)
     except BaseException:
         answer.cancel()
         runtime.forget(answer)
         raise
     return answer
+
+
+def _prompt_ids(runtime: HeadRuntime, request: ChatRequest | CompletionRequest) -> list[int]:
+    """Raises RequestRefused for what the template refuses, for ids that the model does not have, and for no token."""
+    if isinstance(request, ChatRequest):
+        return runtime.prompter.ids(request.messages, request.tools)
+    if isinstance(request.prompt, str):
+        found = runtime.prompter.text_ids(request.prompt)
+    else:
+        found = list(request.prompt)
+        if any(not 0 <= token_id < runtime.settings.vocab_size for token_id in found):
+            raise RequestRefused("The prompt holds a token that the model does not have.", param="prompt")
+    if not found:
+        raise RequestRefused("The prompt holds no token.", param="prompt")
+    return found

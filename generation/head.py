@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
 from generation.directory import NodeDirectory
@@ -42,6 +42,7 @@ from nodes.errors import (
     WrongLayers,
     WrongModel,
 )
+from nodes.sampling import TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,12 @@ class TokenLoop:
     def session_id(self) -> str:
         return self._job.session_id
 
-    def tokens(self) -> Iterator[int]:
+    @property
+    def logprobs(self) -> TokenLogprobs | None:
+        """Of the token that `tokens` gave last, if they were asked for."""
+        return self._steps.logprobs
+
+    def tokens(self) -> Generator[int, None, None]:
         """The new token ids, one by one; ends at a stop id, at the limit, or when `stopped()` says so.
 
         Raises NoRoute, Busy (no slot in time), GaveUp or TookTooLong. The session is still held when it returns or
@@ -115,7 +121,7 @@ class TokenLoop:
             self._line.leave(self)
             self._let_go()
 
-    def _tokens(self) -> Iterator[int]:
+    def _tokens(self) -> Generator[int, None, None]:
         job, progress = self._job, self.progress
         text = list(job.prompt_ids)
         must_prefill = True

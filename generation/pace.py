@@ -85,7 +85,7 @@ def measure_pace(
             for stream, samples in zip(streams, (short_ms, long_ms), strict=True):
                 samples.append(_timed(stream, clock))
         for stream, loop in zip(streams, loops, strict=True):
-            stream.close()  # type: ignore[attr-defined]  # a generator
+            stream.close()
             release(loop)
         progress(done + 1)
     return Pace(short_at, long_at, short_ms, long_ms)

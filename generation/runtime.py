@@ -250,6 +250,7 @@ def boot_head() -> HeadRuntime:
         """So that this worker's pages and plans know what was said last."""
         found: list[NodeSnapshot] = node_app.snapshots.snapshots(clients)
         head.directory.learn(found)
+        head.directory.fleet.tidy()
         return found
 
     head.keeper = Keeper(

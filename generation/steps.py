@@ -6,7 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
 
 from generation.directory import NodeDirectory
 from generation.job import HopTimes, Job, LoopSettings, Progress
@@ -14,10 +16,8 @@ from generation.route import Hop, Route
 from nodes.client import StepAnswer
 from nodes.errors import MeshnetError, NodeProtocolError
 from nodes.framing import Payload
+from nodes.sampling import TokenLogprobs
 from nodes.wire import StepHeaders
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ class Steps:
         self._job = job
         self._progress = progress
         self._clock = clock
+        #: Of the token that was chosen last, if they were asked for and the tail knows them.
+        self.logprobs: TokenLogprobs | None = None
 
     def run(self, route: Route, ids: list[int], *, past_len: int, fresh: bool, want_token: bool) -> list[int]:
         """Tokens through every hop; the new ids (none when none is wanted).
@@ -73,10 +75,12 @@ class Steps:
             hidden = answer.hidden
         headers = self._headers(tail, route, past_len, fresh)
         with _blaming(tail):
-            answer = self._send(tail, headers, Payload(hidden, sampling=self._sampling(want_token)))
+            token_ids = torch.tensor([ids]) if self._job.sampling.needs_history else None
+            answer = self._send(tail, headers, Payload(hidden, token_ids, self._sampling(want_token)))
             if answer.hidden is not None:
                 raise NodeProtocolError(f"{tail.url} answered hidden states instead of a token.")
             self._check_acknowledgement(tail, answer, past_len + len(ids))
+            self.logprobs = answer.logprobs
             return self._new_tokens(tail, answer) if want_token else []
 
     def _send(self, hop: Hop, headers: StepHeaders, payload: Payload) -> StepAnswer:
@@ -122,7 +126,9 @@ class Steps:
         params = self._job.sampling
         if not want_token:
             return {"want_token": False}
-        return None if params.temperature == 0 else params.as_json()
+        if params.temperature == 0 and not params.changes_logits and params.logprobs is None:
+            return None
+        return params.as_json()
 
     def _new_tokens(self, tail: Hop, answer: StepAnswer) -> list[int]:
         if answer.token_id is not None:

@@ -16,7 +16,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
 
 from nodes import wire
-from nodes.connections import NodePool, NodeTLSPool
+from nodes.connections import PROBE_SECONDS, NodePool, NodeTLSPool
 from nodes.errors import BY_CODE, MeshnetError, NodeProtocolError, NodeTimeout, NodeUnreachable
 from nodes.wire import StepHeaders, Timings
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nodes.framing import Payload
     from nodes.networks import NodeNetworks
     from nodes.runtime import NodeRuntime
+    from nodes.sampling import TokenLogprobs
 
 #: What is read of a JSON answer at most; the list of some thousand sessions is the longest.
 MAX_JSON_BYTES = 16 * 1024 * 1024
@@ -44,6 +45,7 @@ class StepAnswer:
     token_id: int | None = None
     has_token_id: bool = False
     text: str | None = None
+    logprobs: TokenLogprobs | None = None
     past_len: int | None = None
     timings: Timings = field(default_factory=Timings)
 
@@ -74,6 +76,7 @@ class NodeClient(Protocol):
     ) -> dict[str, Any]: ...
     def set_limits(self, changes: dict[str, Any], *, timeout: float) -> dict[str, Any]: ...
     def set_draining(self, draining: bool, *, timeout: float) -> None: ...
+    def tidy(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -107,16 +110,21 @@ class HttpNodeClient:
         parts = urllib3.util.parse_url(self.url)
         if parts.host is None:
             raise NodeUnreachable(f"{url!r} is not the URL of a node.")
+        common: Any = {"networks": networks, "probe_seconds": min(PROBE_SECONDS, connect_timeout)}
         self._pool: NodePool
         if parts.scheme == "https":
-            self._pool = NodeTLSPool(parts.host, parts.port, networks=networks, ssl_context=ssl_context)
+            self._pool = NodeTLSPool(parts.host, parts.port, ssl_context=ssl_context, **common)
         else:
-            self._pool = NodePool(parts.host, parts.port, networks=networks)
+            self._pool = NodePool(parts.host, parts.port, **common)
         self._connect_timeout = connect_timeout
         self._authorization = {"Authorization": f"Bearer {secret}"}
 
     def close(self) -> None:
-        """Closes idle connections; the client stays usable."""
+        """Closes the connections that are not in use; the client stays usable."""
+        self._pool.close_idle(0.0)
+
+    def tidy(self) -> None:
+        """Closes the connections that were not in use for long."""
         self._pool.close_idle()
 
     def forward(
@@ -149,10 +157,19 @@ class HttpNodeClient:
             if token_id is not None and (not isinstance(token_id, int) or isinstance(token_id, bool)):
                 raise NodeProtocolError(f"{self.url} answered a token_id that is not a whole number.")
             text = said.get("text")
+            logprobs = None
+            if said.get("logprobs") is not None:
+                from nodes.sampling import TokenLogprobs
+
+                try:
+                    logprobs = TokenLogprobs.from_json(said["logprobs"])
+                except ValueError as error:
+                    raise NodeProtocolError(f"{self.url} answered log probabilities that are none: {error}") from None
             return StepAnswer(
                 token_id=token_id,
                 has_token_id="token_id" in said,
                 text=text if isinstance(text, str) else None,
+                logprobs=logprobs,
                 **common,
             )
         try:
@@ -306,3 +323,6 @@ class LocalNodeClient:
             self._runtime.drain()
         else:
             self._runtime.undrain()
+
+    def tidy(self) -> None:
+        """There are no connections."""

@@ -122,21 +122,41 @@ class GuardedTLSConnection(_Guarded, HTTPSConnection):
 class NodePool(urllib3.HTTPConnectionPool):
     """Connections to one node; threads may share it. Does not hand out those that were idle for too long."""
 
-    ConnectionCls = GuardedConnection  # type: ignore[assignment]
+    ConnectionCls = GuardedConnection
 
-    def __init__(self, host: str, port: int | None, *, networks: NodeNetworks | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int | None,
+        *,
+        networks: NodeNetworks | None = None,
+        probe_seconds: float = PROBE_SECONDS,
+        **options: Any,
+    ) -> None:
         super().__init__(host, port, maxsize=POOL_SIZE, **options)
+        self._probe_seconds = probe_seconds
         self._networks = networks
         self.patience = Patience()
 
-    def close_idle(self) -> None:
-        """Closes what is not in use; the pool stays usable."""
-        while self.pool is not None and not self.pool.empty():
-            conn = self.pool.get(block=False)
-            if conn is not None:
-                conn.close()
-            else:
-                break
+    def close_idle(self, seconds: float = POOL_IDLE_SECONDS) -> None:
+        """Closes what was not in use for so long; the pool stays usable.
+
+        A connection that its node has closed would else lie here until somebody asks that node again.
+        """
+        if self.pool is None:
+            return
+        now = monotonic()
+        with self.pool.mutex:
+            waiting: Any = self.pool.queue
+            idle = [
+                (place, conn)
+                for place, conn in enumerate(waiting)
+                if conn is not None and now - getattr(conn, "meshnet_idle_since", now) >= seconds
+            ]
+            for place, _ in idle:
+                waiting[place] = None  # the pool makes a new one when it takes this place
+        for _, conn in idle:
+            conn.close()
 
     def _new_conn(self) -> Any:
         conn: Any = super()._new_conn()
@@ -158,7 +178,7 @@ class NodePool(urllib3.HTTPConnectionPool):
         """Whether the node answers anything at all, on a new connection. An old node has no /livez: 404 will do."""
         patience, self.patience.seconds = self.patience.seconds, None
         conn = self._new_conn()
-        conn.timeout = PROBE_SECONDS
+        conn.timeout = self._probe_seconds
         try:
             conn.request("GET", "/livez", headers={"Connection": "close"})
             return bool(conn.getresponse().status)

@@ -49,6 +49,11 @@ class NodeFleet(Sequence[NodeClient]):
         with self._lock:
             self._set(self._announced() - {url})
 
+    def tidy(self) -> None:
+        """Closes connections that nobody has used for long, also to nodes that have left."""
+        for client in list(self._every.values()):
+            client.tidy()
+
     def _announced(self) -> set[str]:
         return {client.url for client in self._members if client.url not in self._fixed}
 

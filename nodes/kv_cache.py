@@ -27,6 +27,8 @@ class ShardCache(DynamicCache):
             if index not in layers:
                 self.layers[index] = DummyLayer()
         self.tokens = 0
+        #: Ids of the text, on the tail of a generation whose sampling needs them.
+        self.history: list[int] = []
         self._tracks_length = any(isinstance(layer, CacheLayerMixin) for layer in self.layers)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

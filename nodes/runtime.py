@@ -23,7 +23,7 @@ from nodes.kv_sessions import SessionCacheEntry, SessionCacheStore
 from nodes.layers import LayerRange
 from nodes.limits import changed_limits
 from nodes.process import resident_bytes, versions
-from nodes.sampling import Sampling
+from nodes.sampling import Sampling, TokenLogprobs
 from nodes.shard import Embedder, ModelShard
 from nodes.step_statistics import StepStatistics
 from nodes.wire import StepHeaders, Timings
@@ -41,6 +41,14 @@ class Identity:
     model: str
     fingerprint: str
     boot_id: str
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the tail chose in one step."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
 
 
 class NodeRuntime:
@@ -101,7 +109,7 @@ class NodeRuntime:
         layers = self._check(headers, payload)
         params = self._sampling(payload, layers)
         if headers.cache is None or not self._caches:
-            return self._stateless(headers, payload.hidden, layers, params)
+            return self._stateless(headers, payload, layers, params)
         if headers.session is None:
             raise BadRequest("A cached step needs a session.")
         tokens = payload.hidden.shape[1]
@@ -116,13 +124,13 @@ class NodeRuntime:
                 raise Draining("This node is leaving now: the answer must go on elsewhere.")
             entry = self._store.take(headers.session, held, need if tokens > 1 else 0)
         try:
-            timed = self._run(lambda: self._step(entry, payload.hidden, headers.past_len, layers, params))
+            timed = self._run(lambda: self._step(entry, payload, headers.past_len, layers, params))
         finally:
             self._store.done(entry)
         return self._answer(timed, entry)
 
     def _stateless(
-        self, headers: StepHeaders, hidden: torch.Tensor, layers: LayerRange, params: Sampling | None
+        self, headers: StepHeaders, payload: Payload, layers: LayerRange, params: Sampling | None
     ) -> StepAnswer:
         """A run that leaves nothing behind; as many as there are threads for them beside the cached steps."""
         if headers.cache == "decode":
@@ -132,14 +140,14 @@ class NodeRuntime:
         if not self._stateless_slots.acquire(blocking=False):
             raise Busy("Too many stateless steps are waiting already.")
         try:
-            return self._answer(self._run(lambda: self._compute(hidden, 0, None, layers, params)), None)
+            return self._answer(self._run(lambda: self._compute(payload, 0, None, layers, params)), None)
         finally:
             self._stateless_slots.release()
 
     def _step(
         self,
         entry: SessionCacheEntry,
-        hidden: torch.Tensor,
+        payload: Payload,
         past_len: int | None,
         layers: LayerRange,
         params: Sampling | None,
@@ -147,7 +155,7 @@ class NodeRuntime:
         """On the engine's thread: one step on an entry's cache. Returns the result and the tokens now held."""
         self._store.begin(entry, layers, past_len)
         try:
-            result, _ = self._compute(hidden, past_len or 0, entry.cache, layers, params)
+            result, _ = self._compute(payload, past_len or 0, entry.cache, layers, params)
             return result, self._store.commit(entry)
         except BaseException:
             self._store.fail(entry)
@@ -155,14 +163,18 @@ class NodeRuntime:
 
     def _compute(
         self,
-        hidden: torch.Tensor,
+        payload: Payload,
         past_len: int,
         cache: Any,
         layers: LayerRange,
         params: Sampling | None,
     ) -> tuple[Any, int]:
-        """On the engine's thread: hidden states of an inner stretch, or the tail's token id (None: not wanted)."""
+        """On the engine's thread: hidden states of an inner stretch, or what the tail chose (None: not wanted)."""
+        hidden = payload.hidden
         total = past_len + hidden.shape[1]
+        history = _history(payload, past_len, cache)
+        if params is not None and params.want_token and params.needs_history and len(history) != total:
+            raise BadRequest("Penalties need the token_ids of every step of the text.")
         try:
             if params is None:
                 output = self._shard.forward(hidden, past_len, cache, layers)
@@ -182,7 +194,11 @@ class NodeRuntime:
                 # A plain copy, made here: inference tensors stay on this thread, and a copy of a long prompt made on
                 # an HTTP thread would start an OpenMP pool there.
                 return output.cpu().clone(), total
-        return sampling.choose(output.cpu(), params, total), total
+        logits = output.cpu()
+        token_id = sampling.choose(logits, params, total, history)
+        if params.logprobs is None:
+            return Chosen(token_id), total
+        return Chosen(token_id, sampling.logprobs_of(logits, token_id, params.logprobs)), total
 
     def _run(self, work: Callable[[], tuple[Any, int]]) -> tuple[Any, int, Timings]:
         timed = self._engine.submit(work).result()
@@ -194,8 +210,16 @@ class NodeRuntime:
         past_len = held if entry is not None else None
         if isinstance(value, torch.Tensor):
             return StepAnswer(hidden=value, past_len=past_len, timings=timings)
-        text = "" if value is None else self._decode_text(value)
-        return StepAnswer(token_id=value, has_token_id=True, text=text, past_len=past_len, timings=timings)
+        if value is None:
+            return StepAnswer(has_token_id=True, text="", past_len=past_len, timings=timings)
+        return StepAnswer(
+            token_id=value.token_id,
+            has_token_id=True,
+            text=self._decode_text(value.token_id),
+            logprobs=value.logprobs,
+            past_len=past_len,
+            timings=timings,
+        )
 
     def _check(self, headers: StepHeaders, payload: Payload) -> LayerRange:
         """The layers to run. Raises what is wrong with the request before anything is queued."""
@@ -234,7 +258,10 @@ class NodeRuntime:
     def _sampling(self, payload: Payload, layers: LayerRange) -> Sampling | None:
         """The sampling of a step that ends the model; None for an inner stretch."""
         if layers.end == self._shard.shape.n_layers:
-            return Sampling.from_json(payload.sampling)
+            params = Sampling.from_json(payload.sampling)
+            if any(not 0 <= token_id < self._shard.shape.vocab_size for token_id, _ in params.logit_bias):
+                raise BadRequest(f"logit_bias must name tokens between 0 and {self._shard.shape.vocab_size - 1}.")
+            return params
         if payload.sampling is not None or payload.token_ids is not None:
             raise BadRequest("sampling and token_ids belong to the step that ends the model.")
         return None
@@ -368,3 +395,16 @@ class NodeRuntime:
             except Exception:
                 # One bad session must not end the expiry of all others (case D08).
                 logger.exception("The sweep failed; trying again in %g s.", seconds)
+
+
+def _history(payload: Payload, past_len: int, cache: Any) -> list[int]:
+    """The ids of the text so far, as far as they were sent with its steps; kept beside the cache."""
+    if payload.token_ids is None:
+        return []
+    ids: list[int] = payload.token_ids[0].tolist()
+    if cache is None:
+        return ids
+    if len(cache.history) == past_len:
+        cache.history.extend(ids)
+    found: list[int] = cache.history
+    return found

@@ -8,24 +8,51 @@ ascending). So a re-prefill, another node or another batch gives the same text.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from nodes.errors import BadRequest
+from nodes.logits import processed
+
+#: More alternatives than a client may ask a head for.
+MOST_LOGPROBS = 100
+MOST_BIASES = 4096
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The parameters of one step. temperature 0 is greedy; top_k 0 and top_p 1 keep every token."""
+    """The parameters of one step; the defaults change nothing. temperature 0 is greedy.
+
+    prompt_len: how many tokens of the text are the prompt, which presence and frequency penalties leave out.
+    logprobs: how many of the most probable tokens to report beside the chosen one; None reports nothing.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int = 0
     choice: int = 0
     want_token: bool = True
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    prompt_len: int = 0
+    logprobs: int | None = None
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the ids of the whole text must be known."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.needs_history or bool(self.logit_bias)
 
     @classmethod
     def from_json(cls, value: dict[str, Any] | None) -> Sampling:
@@ -35,27 +62,57 @@ class Sampling:
         """
         if value is None:
             return cls()
-        unknown = set(value) - {"temperature", "top_p", "top_k", "seed", "choice", "want_token", "prompt_len"}
+        unknown = set(value) - {one.name for one in fields(cls)}
         if unknown:
             raise BadRequest(f"sampling: {sorted(unknown)[0]!r:.80} is not supported by this node.")
         return cls(
             temperature=_number(value, "temperature", 0.0, 0.0, 100.0),
             top_p=_number(value, "top_p", 1.0, 0.0, 1.0),
             top_k=_whole(value, "top_k", 0, 0, 2**31),
+            min_p=_number(value, "min_p", 0.0, 0.0, 1.0),
             seed=_whole(value, "seed", 0, -(2**63), 2**63 - 1),
             choice=_whole(value, "choice", 0, 0, 2**31),
             want_token=_flag(value, "want_token", default=True),
+            presence_penalty=_number(value, "presence_penalty", 0.0, -100.0, 100.0),
+            frequency_penalty=_number(value, "frequency_penalty", 0.0, -100.0, 100.0),
+            repetition_penalty=_number(value, "repetition_penalty", 1.0, 1e-3, 1e3),
+            logit_bias=_bias(value.get("logit_bias", [])),
+            prompt_len=_whole(value, "prompt_len", 0, 0, 2**31),
+            logprobs=None if value.get("logprobs") is None else _whole(value, "logprobs", 0, 0, MOST_LOGPROBS),
         )
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "seed": self.seed,
-            "choice": self.choice,
-            "want_token": self.want_token,
-        }
+        """What differs from the defaults: a token's parameters travel with every step."""
+        found = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        if self.logit_bias:
+            found["logit_bias"] = [list(pair) for pair in self.logit_bias]
+        return found
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities, by the model's own logits: before penalties, bias and temperature.
+
+    top: the most probable tokens with theirs, best first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {"logprob": self.logprob, "top": [[token_id, value] for token_id, value in self.top]}
+
+    @classmethod
+    def from_json(cls, value: object) -> TokenLogprobs:
+        """Raises ValueError for anything else than what `as_json` gives."""
+        if not isinstance(value, dict) or not isinstance(value.get("top"), list):
+            raise ValueError("log probabilities must be an object with 'logprob' and 'top'.")
+        top = []
+        for pair in value["top"]:
+            if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], int):
+                raise ValueError("'top' must hold pairs of a token and a number.")
+            top.append((pair[0], _finite(pair[1])))
+        return cls(_finite(value.get("logprob")), tuple(top))
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -64,24 +121,72 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
-def choose(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
-    """The next token id from logits [vocabulary] in fp32; `position` tokens stand before it."""
+def choose(logits: torch.Tensor, sampling: Sampling, position: int, history: Sequence[int] = ()) -> int:
+    """The next token id from logits [vocabulary] in fp32; `position` tokens stand before it.
+
+    `history` are their ids, which penalties need; nothing else does.
+    """
     if sampling.temperature == 0:
-        return int(logits.argmax())
-    # A stable sort keeps equal probabilities in the order of their ids.
-    ordered, ids = torch.sort(logits, descending=True, stable=True)
-    keep = min(sampling.top_k or ordered.numel(), ordered.numel())
-    # Relative to the best logit before dividing: a temperature of 1e-10 would overflow otherwise (case C07).
-    scaled = (ordered[:keep] - ordered[0]) / max(sampling.temperature, 1e-10)
-    probabilities = torch.softmax(scaled, dim=0)
+        return int(processed(logits, sampling, history).argmax())
+    ids, probabilities = candidates(logits, sampling, history)
     cumulative = torch.cumsum(probabilities, dim=0)
-    if sampling.top_p < 1:
-        # The smallest set of tokens whose probabilities reach top_p; always the best one.
-        kept = max(1, int((cumulative - probabilities < sampling.top_p).sum()))
-        cumulative = cumulative[:kept]
     target = torch.tensor(uniform(sampling.seed, sampling.choice, position), dtype=torch.float32) * cumulative[-1]
     index = int((cumulative <= target).sum())
     return int(ids[min(index, cumulative.numel() - 1)])
+
+
+def candidates(
+    logits: torch.Tensor, sampling: Sampling, history: Sequence[int] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ids that may be chosen and their probabilities, most probable first, equal ones by id; never none.
+
+    The probabilities are those before top_p and min_p: they sum to 1 or less.
+    """
+    # A stable sort keeps equal probabilities in the order of their ids.
+    ordered, ids = torch.sort(processed(logits, sampling, history), descending=True, stable=True)
+    kept = min(sampling.top_k or ordered.numel(), ordered.numel())
+    # Relative to the best logit before dividing: a temperature of 1e-10 would overflow otherwise (case C07).
+    probabilities = torch.softmax((ordered[:kept] - ordered[0]) / max(sampling.temperature, 1e-10), dim=0)
+    if sampling.top_p < 1:
+        # The smallest set of tokens whose probabilities reach top_p; always the best one.
+        before = torch.cumsum(probabilities, dim=0) - probabilities
+        kept = max(1, int((before < sampling.top_p).sum()))
+    if sampling.min_p > 0:
+        # Relative to the best one, so that what top_p left out does not matter.
+        kept = max(1, min(kept, int((probabilities >= sampling.min_p * probabilities[0]).sum())))
+    return ids[:kept], probabilities[:kept]
+
+
+def logprobs_of(logits: torch.Tensor, token_id: int, top: int) -> TokenLogprobs:
+    """The chosen token's and those of the `top` most probable ones, by logits [vocabulary] in fp32."""
+    scores = torch.log_softmax(logits, dim=0)
+    best, ids = torch.topk(scores, min(top, scores.numel()))
+    return TokenLogprobs(float(scores[token_id]), tuple(zip(ids.tolist(), best.tolist(), strict=True)))
+
+
+def _bias(value: object) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, list) or len(value) > MOST_BIASES:
+        raise BadRequest(f"sampling: logit_bias must be a list of at most {MOST_BIASES} pairs.")
+    pairs = []
+    for pair in value:
+        if (
+            not isinstance(pair, list)
+            or len(pair) != 2
+            or isinstance(pair[0], bool)
+            or not isinstance(pair[0], int)
+            or isinstance(pair[1], bool)
+            or not isinstance(pair[1], int | float)
+            or not -1e4 <= pair[1] <= 1e4
+        ):
+            raise BadRequest("sampling: logit_bias must hold pairs of a token id and a number.")
+        pairs.append((pair[0], float(pair[1])))
+    return tuple(pairs)
+
+
+def _finite(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("a log probability must be a finite number.")
+    return float(value)
 
 
 def _number(value: dict[str, Any], name: str, default: float, low: float, high: float) -> float:

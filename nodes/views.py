@@ -94,7 +94,10 @@ def forward(request: HttpRequest) -> HttpResponse:
     if answer.hidden is not None:
         response = HttpResponse(framing.encode(framing.Payload(answer.hidden)), content_type=wire.TENSOR_TYPE)
     else:
-        response = JsonResponse({"text": answer.text, "token_id": answer.token_id})
+        said: dict[str, Any] = {"text": answer.text, "token_id": answer.token_id}
+        if answer.logprobs is not None:
+            said["logprobs"] = answer.logprobs.as_json()
+        response = JsonResponse(said)
     if answer.past_len is not None:
         response[wire.PAST_LEN] = str(answer.past_len)
     response["Server-Timing"] = answer.timings.to_http()

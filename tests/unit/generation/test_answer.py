@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from django.db import DatabaseError
 
 from generation import answer as answers
-from generation.answer import ChatRequest, Finished, TextDelta
+from generation.answer import ChatRequest, CompletionRequest, Finished, TextDelta
 from generation.directory import NodeDirectory
 from generation.errors import Cancelled, ContextLengthExceeded, ModelNotFound, NoRoute, RequestRefused
 from generation.job import LoopSettings
@@ -245,3 +246,85 @@ def test_an_evicted_answer_counts_one_re_prefill(head: HeadRuntime, nodes: list[
     nodes[0].evict(everything=True)
     finish(answer)
     assert counted(head)["reprefill_total"] == 1
+
+
+def test_b05_a_stop_string_ends_the_text_and_no_further_step_is_made(
+    head: HeadRuntime, nodes: list[NodeRuntime]
+) -> None:
+    whole, _ = finish(start(head))
+    stop = whole[8:11]
+    cut = whole.index(stop)
+    before = [node.status()["work"]["steps"]["decode"] for node in nodes]
+    text, end = finish(start(head, stop=(stop,)))
+    assert (text, end.reason) == (whole[:cut], "stop")
+    assert 0 < end.completion_tokens < 20
+    after = [node.status()["work"]["steps"]["decode"] for node in nodes]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [end.completion_tokens - 1] * 2
+    wait_until(lambda: not any(node.sessions()["sessions"] for node in nodes), 5)
+    assert Generation.objects.latest("pk").finish_reason == "stop"
+
+
+def test_text_that_only_looks_like_a_stop_string_is_not_lost(head: HeadRuntime) -> None:
+    whole, _ = finish(start(head))
+    text, end = finish(start(head, stop=(whole[-3:] + "never", whole[4:7] + "neither")))
+    assert (text, end.reason) == (whole, "length")
+
+
+def test_log_probabilities_are_the_whole_models_for_every_token(head: HeadRuntime, toy_reference: Any) -> None:
+    answer = start(head, logprobs=3)
+    *deltas, end = answer.events()
+    assert isinstance(end, Finished)
+    scores = [score for event in (*deltas, end) for score in getattr(event, "tokens", ())]
+    prompt = head.prompter.ids(MESSAGES)
+    ids = reference_ids(toy_reference("llama"), prompt, 20)
+    assert [score.token_id for score in scores] == ids
+    with torch.inference_mode():
+        logits = toy_reference("llama")(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].float()
+    expected = torch.log_softmax(logits, dim=-1)
+    for score, row in zip(scores, expected, strict=True):
+        assert score.logprob == pytest.approx(float(row[score.token_id]), abs=1e-4)
+        best = torch.topk(row, 3)
+        assert [token_id for token_id, _ in score.top] == best.indices.tolist()
+        assert [value for _, value in score.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+def test_without_being_asked_for_no_log_probabilities_travel(head: HeadRuntime) -> None:
+    assert all(not getattr(event, "tokens", ()) for event in start(head).events())
+
+
+def test_a_completion_goes_on_with_the_text_or_its_ids(head: HeadRuntime, toy_reference: Any) -> None:
+    text = "Once upon"
+    ids = head.prompter.text_ids(text)
+    expected = byte_tokenizer().decode(reference_ids(toy_reference("llama"), ids, 12))
+    for prompt in (text, tuple(ids)):
+        wanted = CompletionRequest(model="toy", prompt=prompt, temperature=0.0, max_tokens=12)
+        found, end = finish(answers.start(head, wanted, api_key=None, streamed=False))
+        assert (found, end.prompt_tokens) == (expected, len(ids))
+
+
+@pytest.mark.parametrize("prompt", ["", (), (320,), (-1,)])
+def test_a_prompt_that_is_none_is_refused(head: HeadRuntime, prompt: Any) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        answers.start(head, CompletionRequest(model="toy", prompt=prompt), api_key=None, streamed=False)
+    assert refused.value.param == "prompt"
+
+
+def test_a_bias_for_a_token_that_the_model_does_not_have_is_refused(head: HeadRuntime) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        start(head, logit_bias=((320, 1.0),))
+    assert refused.value.param == "logit_bias"
+
+
+def test_a_banned_token_never_comes_and_a_wanted_one_always(head: HeadRuntime) -> None:
+    def ids(**options: Any) -> list[int]:
+        return [score.token_id for event in start(head, logprobs=0, **options).events() for score in event.tokens]  # type: ignore[union-attr]
+
+    banned = ids()[0]
+    assert banned not in ids(logit_bias=((banned, -100.0),))
+    (wanted,) = byte_tokenizer().encode("~", add_special_tokens=False)
+    assert finish(start(head, logit_bias=((wanted, 100.0),)))[0] == "~" * 20
+
+
+def test_several_answers_of_one_seed_differ_and_each_repeats(head: HeadRuntime) -> None:
+    texts = [finish(start(head, temperature=1.0, seed=5, choice=choice))[0] for choice in (0, 1, 0)]
+    assert texts[0] == texts[2] != texts[1]

@@ -27,7 +27,7 @@ from nodes.errors import (
 from nodes.framing import Payload
 from nodes.kv_sessions import StoreLimits
 from nodes.runtime import NodeRuntime
-from nodes.sampling import Sampling
+from nodes.sampling import Sampling, choose
 from nodes.wire import StepHeaders
 from tests.conftest import Clock
 from tests.meshes import LocalMesh, ranges, running_nodes
@@ -286,6 +286,28 @@ def test_seeded_sampling_survives_an_eviction(mesh: Mesh) -> None:
     assert progress.cache_misses == 1
     other, _ = mesh.run(job={"sampling": Sampling(temperature=0.9, top_p=0.95, seed=12)})
     assert other != undisturbed
+
+
+@pytest.mark.parametrize("piece", [8, 512])
+def test_penalties_count_the_whole_text_and_survive_evictions_and_failovers(
+    toy_folder: Any, toy_reference: Any, three_nodes: list[NodeRuntime], piece: int
+) -> None:
+    sampling = Sampling(presence_penalty=0.7, frequency_penalty=0.9, repetition_penalty=1.3, prompt_len=len(PROMPT))
+    model, ids = toy_reference("llama"), list(PROMPT)
+    with torch.inference_mode():
+        for _ in range(NEW):
+            ids.append(choose(model(torch.tensor([ids])).logits[0, -1].float(), sampling, len(ids), ids))
+    undisturbed = reference_ids(model, PROMPT, NEW)
+    assert ids[len(PROMPT) :] != undisturbed, "the penalties change nothing here"
+    mesh = Mesh(toy_folder("llama"), three_nodes, piece_tokens=piece)
+    for fault in (None, "evicted", "d04 answer lost"):
+        if fault is not None:
+            mesh.clients[2].faults[len(mesh.clients[2].seen) + 9] = FAULTS[fault]
+        found, progress = mesh.run(job={"sampling": sampling})
+        assert found == ids[len(PROMPT) :]
+        assert progress.reprefills == (fault is not None)
+    stateless, _ = mesh.run(job={"sampling": sampling, "cache": False})
+    assert stateless == ids[len(PROMPT) :]
 
 
 def test_a_full_node_is_waited_for_and_slots_elsewhere_are_given_back(toy_folder: Any, expected: list[int]) -> None:

@@ -102,11 +102,10 @@ def test_d06_a_slow_node_that_lives_is_waited_for(node: SlowNode) -> None:
     assert len(node.requests) == 1, "and the step was sent once"
 
 
-def test_d06_a_node_that_hangs_is_left_long_before_the_timeout(node: SlowNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "PROBE_SECONDS", 0.2)
+def test_d06_a_node_that_hangs_is_left_long_before_the_timeout(node: SlowNode) -> None:
     node.lives = False
     with pytest.raises(NodeTimeout, match="hangs"):
-        forward(node)
+        forward(node, connect_timeout=0.2)
     assert node.probes == 1
     assert not node.step.is_set()
 
@@ -225,3 +224,28 @@ def test_closing_leaves_the_client_usable(node: SlowNode) -> None:
         assert made.forward(StepHeaders(), STEP, timeout=5).token_id == 7
         made.close()
     assert len(node.requests) == 2
+
+
+def test_connections_that_nobody_uses_are_closed_and_the_others_kept(
+    node: SlowNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(connections, "monotonic", lambda: now[0])
+    node.step.set()
+    made = HttpNodeClient(node.url, "the secret")
+    made.forward(StepHeaders(), STEP, timeout=5)
+
+    def kept() -> int:
+        pool = made._pool.pool
+        assert pool is not None
+        return sum(conn is not None for conn in pool.queue)
+
+    now[0] += connections.POOL_IDLE_SECONDS - 1
+    made.tidy()
+    assert kept() == 1
+    now[0] += 1
+    made.tidy()
+    assert kept() == 0
+    assert made.forward(StepHeaders(), STEP, timeout=5).token_id == 7
+    assert len(node.requests) == 2
+    made.close()

@@ -208,6 +208,49 @@ def test_a_node_says_how_busy_and_how_fast_it_is(nodes: list[NodeRuntime]) -> No
     assert node.status()["busy_sessions"] == 0
 
 
+PENALTY = {"repetition_penalty": 1.5}
+
+
+def ids(tokens: int, first: int = 5) -> torch.Tensor:
+    return torch.arange(first, first + tokens)[None]
+
+
+def test_penalties_need_the_ids_of_every_step(nodes: list[NodeRuntime]) -> None:
+    tail = nodes[1]
+    session = mint_session_id()
+    with pytest.raises(BadRequest, match="token_ids"):
+        tail.forward(StepHeaders(session, "prefill"), Payload(hidden(3), sampling=PENALTY))
+    tail.forward(StepHeaders(session, "prefill"), Payload(hidden(3), ids(3), {"want_token": False}))
+    answer = tail.forward(StepHeaders(session, "decode", 3), Payload(hidden(2), ids(2), PENALTY))
+    assert answer.token_id is not None
+    with pytest.raises(BadRequest, match="token_ids"):
+        tail.forward(StepHeaders(session, "decode", 5), Payload(hidden(1), sampling=PENALTY))
+    assert held(tail) == {}, "what such a step has half done is not gone on with"
+
+
+def test_a_prefill_starts_the_ids_anew(nodes: list[NodeRuntime]) -> None:
+    tail = nodes[1]
+    session = mint_session_id()
+    bans_seven = {"repetition_penalty": 1000.0}
+
+    def chosen(first: int) -> int | None:
+        return tail.forward(StepHeaders(session, "prefill"), Payload(hidden(3), ids(3, first), bans_seven)).token_id
+
+    fresh = [chosen(first) for first in (5, 100, 5)]
+    assert fresh[0] == fresh[2], "what was sent in between is forgotten"
+
+
+def test_the_tail_refuses_a_bias_for_a_token_that_it_does_not_have(nodes: list[NodeRuntime]) -> None:
+    with pytest.raises(BadRequest, match="logit_bias"):
+        nodes[1].forward(StepHeaders(), Payload(hidden(3), sampling={"logit_bias": [[320, 1.0]]}))
+
+
+def test_the_tail_tells_log_probabilities_when_they_are_asked_for(nodes: list[NodeRuntime]) -> None:
+    asked = nodes[1].forward(StepHeaders(), Payload(hidden(3), sampling={"logprobs": 2})).logprobs
+    assert asked is not None and len(asked.top) == 2 and asked.logprob == asked.top[0][1]
+    assert nodes[1].forward(StepHeaders(), Payload(hidden(3))).logprobs is None
+
+
 def test_a_node_whose_caching_is_off_does_not_acknowledge_and_refuses_decodes(toy_folder: Any) -> None:
     with running_nodes(toy_folder("llama"), ranges(0, 2), kv_enabled=False) as (node,):
         assert node.status()["supports_kv_cache"] is False

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 from collections import Counter
 
 import pytest
 import torch
 
 from nodes.errors import BadRequest
-from nodes.sampling import Sampling, choose, uniform
+from nodes.sampling import Sampling, TokenLogprobs, choose, logprobs_of, uniform
 
 LOGITS = torch.log(torch.tensor([0.1, 0.4, 0.2, 0.3]))
 
@@ -90,7 +93,18 @@ def test_equal_probabilities_are_taken_in_the_order_of_their_ids() -> None:
         {"top_k": -1},
         {"seed": 2**64},
         {"want_token": 1},
+        {"min_p": 1.5},
+        {"presence_penalty": "much"},
+        {"frequency_penalty": float("inf")},
+        {"repetition_penalty": 0},
+        {"prompt_len": -1},
+        {"logprobs": 1000},
+        {"logprobs": True},
         {"logit_bias": {"1": 5}},
+        {"logit_bias": [[1]]},
+        {"logit_bias": [["1", 5]]},
+        {"logit_bias": [[1, float("nan")]]},
+        {"mirostat": 2},
     ],
 )
 def test_a_bad_or_unknown_parameter_is_refused_by_name(value: dict[str, object]) -> None:
@@ -99,6 +113,55 @@ def test_a_bad_or_unknown_parameter_is_refused_by_name(value: dict[str, object])
 
 
 def test_parameters_survive_the_wire() -> None:
-    sampling = Sampling(0.7, 0.9, 40, 2**62, 1, want_token=True)
-    assert Sampling.from_json(sampling.as_json()) == sampling
+    every = Sampling(
+        temperature=0.7,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.05,
+        seed=2**62,
+        choice=1,
+        want_token=False,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.1,
+        logit_bias=((3, -100.0), (7, 2.5)),
+        prompt_len=12,
+        logprobs=5,
+    )
+    assert all(getattr(every, one.name) != one.default for one in dataclasses.fields(every))
+    for sampling in (every, Sampling(), Sampling(logprobs=0)):
+        assert Sampling.from_json(json.loads(json.dumps(sampling.as_json()))) == sampling
+    assert Sampling().as_json() == {}, "what changes nothing takes no bytes"
     assert Sampling.from_json(None) == Sampling()
+
+
+def test_min_p_keeps_what_is_not_much_less_probable_than_the_best() -> None:
+    assert drawn(Sampling(temperature=1, min_p=0.7, seed=1)) == pytest.approx({1: 4 / 7, 3: 3 / 7}, abs=0.03)
+    assert set(drawn(Sampling(temperature=1, min_p=1.0, seed=1))) == {1}
+
+
+def test_log_probabilities_are_the_models_own_whatever_is_sampled() -> None:
+    found = logprobs_of(LOGITS * 1.0, token_id=0, top=2)
+    assert found.logprob == pytest.approx(math.log(0.1))
+    assert [token_id for token_id, _ in found.top] == [1, 3]
+    assert [value for _, value in found.top] == pytest.approx([math.log(0.4), math.log(0.3)])
+    assert logprobs_of(LOGITS, 2, 0).top == ()
+    assert len(logprobs_of(LOGITS, 2, 100).top) == 4, "no more than there are"
+    assert TokenLogprobs.from_json(json.loads(json.dumps(found.as_json()))) == found
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        {},
+        {"logprob": None, "top": []},
+        {"logprob": -1.0, "top": [[1]]},
+        {"logprob": -1.0, "top": [["a", -1.0]]},
+        {"logprob": float("nan"), "top": []},
+        {"logprob": True, "top": []},
+    ],
+)
+def test_log_probabilities_that_are_none_are_not_believed(value: object) -> None:
+    with pytest.raises(ValueError, match=r"log|top"):
+        TokenLogprobs.from_json(value)

@@ -345,7 +345,8 @@ def start(
         if not 0 <= token_id < runtime.settings.vocab_size:
             raise RequestRefused(f"The model has no token {token_id}.", param="logit_bias")
     prompt_ids = _prompt_ids(runtime, request)
-    budget = runtime.prompter.budget(len(prompt_ids), request.max_tokens)
+    field = "messages" if isinstance(request, ChatRequest) else "prompt"
+    budget = runtime.prompter.budget(len(prompt_ids), request.max_tokens, param=field)
     answer = Answer(runtime, request, prompt_ids, budget, client_gone)
     runtime.admit(answer)
     try:

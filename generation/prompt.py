@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +15,6 @@ from generation.control_tokens import ControlTokens
 from generation.errors import ContextLengthExceeded, RequestRefused
 from generation.text import Detokenizer, find_lone_byte
 from generation.token_text import TokenText
-
-logger = logging.getLogger(__name__)
 
 
 class Prompter:
@@ -110,17 +107,18 @@ class Prompter:
         """What the template writes; whatever it raises is about these messages, since it is code of the model's."""
         try:
             return self._render(messages, tools)
-        except TemplateError as error:
-            reason = str(error)
         except Exception as error:
-            logger.info("A chat template failed.", exc_info=True)
-            reason = f"{type(error).__name__}: {error}"
-        raise RequestRefused(f"The model's chat template refuses these messages: {reason}", param="messages")
+            # Not logged: it may hold words of the messages.
+            kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+            raise RequestRefused(
+                f"The model's chat template refuses these messages: {kind}{error!s:.500}", param="messages"
+            ) from None
 
     def budget(self, prompt_tokens: int, max_tokens: int | None, *, param: str = "messages") -> int:
         """How many tokens may be generated. Raises ContextLengthExceeded when prompt and answer do not fit.
 
-        `param` names the request's field that holds the prompt. Without max_tokens it is what still fits, at most the server's default.
+        `param` names the request's field that holds the prompt. Without max_tokens it is what still fits, at most the
+        server's default.
         """
         left = self.context_length - prompt_tokens
         if left < 1 or (max_tokens is not None and max_tokens > left):
@@ -152,7 +150,7 @@ class Prompter:
     def _find_hidden(self) -> frozenset[int] | None:
         """The ids without text when tool calls are marked by special tokens; None when the tokenizer knows itself.
 
-        Qwen's tokenizers do not make the marks special, for this reason; some Hermes tokenizers do.
+        Qwen's tokenizers do not make the marks special; others of the same form do (vllm-project/vllm#25281).
         """
         special = {int(i): token.content for i, token in self._tokenizer.added_tokens_decoder.items() if token.special}
         marks = {tool_form.CALL_START, tool_form.CALL_END}
@@ -165,8 +163,10 @@ class Prompter:
         return Detokenizer(self.decode, lone_byte=self._lone_byte)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, nothing added: for the text of a tail that sends no token ids."""
-        return [int(token_id) for token_id in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+        """Ids of a text as it is, nothing added."""
+        # verbose: the tokenizer's own opinion of what is too long would go to the log.
+        encoded = self._tokenizer(text, add_special_tokens=False, verbose=False)
+        return [int(token_id) for token_id in encoded["input_ids"]]
 
 
 def _template_text(tokenizer: Any) -> str:

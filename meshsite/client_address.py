@@ -29,7 +29,7 @@ def client_address(request: HttpRequest) -> str:
 
 
 def _is_proxy(peer: Address) -> bool:
-    return any(peer in ipaddress.ip_network(network, strict=False) for network in settings.FORWARDED_ALLOW_IPS)
+    return any(peer in ipaddress.ip_network(network) for network in settings.FORWARDED_ALLOW_IPS)
 
 
 def _parsed(text: str) -> Address | None:

@@ -70,10 +70,13 @@ def refuse_master(server: Any, reason: str) -> NoReturn:
 
 def check_master(server: Any) -> None:
     """What both roles demand of gunicorn's own options, wherever they were set. For `on_starting`."""
+    from meshsite import open_api
     from meshsite.checks import problems_before_serving
 
     for problem in problems_before_serving():
         refuse_master(server, problem)
+    if exposed := open_api.exposed(server.cfg.address):
+        refuse_master(server, exposed)
     # gunicorn would turn `sync` with threads into gthread in silence: what was asked for counts.
     asked = server.cfg.settings["worker_class"].get()
     if asked != WORKER_CLASS:
@@ -97,6 +100,7 @@ def load_worker(worker: Any) -> None:
     try:
         with _beating(worker):
             _check_system(worker.log)
+            _check_sockets(worker)
             if settings.ROLE in ("node", "all"):
                 from nodes.boot import boot_node
 
@@ -113,6 +117,7 @@ def load_worker(worker: Any) -> None:
         stop_runtimes()
         raise SystemExit(CRASHED) from None
     _drain_first(worker)
+    _quit_once(worker)
     worker.log.info("Ready to serve as %s.", settings.ROLE)
     if settings.MESHNET_HEADS and _app("nodes").runtime is not None:
         from nodes.announcer import start_announcing
@@ -166,6 +171,14 @@ def _check_system(log: Any) -> None:
         raise ImproperlyConfigured(" ".join(f"{error.msg} ({error.id}) {error.hint or ''}".strip() for error in errors))
 
 
+def _check_sockets(worker: Any) -> None:
+    """What `check_master` could not see yet: sockets that systemd or a former master handed over."""
+    from meshsite import open_api
+
+    if open_api.is_open() and (exposed := open_api.exposed(sock.getsockname() for sock in worker.sockets)):
+        raise ImproperlyConfigured(exposed)
+
+
 @contextlib.contextmanager
 def _beating(worker: Any) -> Iterator[None]:
     """Tells the master that the worker lives while its main thread loads, however long that takes."""
@@ -212,3 +225,22 @@ def _drain_first(worker: Any) -> None:
 
     signal.signal(signal.SIGTERM, leave)
     signal.siginterrupt(signal.SIGTERM, False)  # as gunicorn has it: no system call of a request is broken off
+
+
+def _quit_once(worker: Any) -> None:
+    """On SIGINT and SIGQUIT heads are told good-bye, and then gunicorn's own handler ends the worker at once.
+
+    Ctrl-C comes twice: from the terminal, and as SIGQUIT from the master. A second signal inside gunicorn's handler can
+    find its thread pool locked by the first, and would break off the good-bye.
+    """
+
+    def leave(sig: int, frame: FrameType | None) -> None:
+        for quick in (signal.SIGINT, signal.SIGQUIT):
+            signal.signal(quick, lambda *_: None)  # SIG_IGN would make Python complain of one that is on its way
+        announcer = _app("nodes").announcer
+        if announcer is not None:
+            announcer.say_goodbye()
+        worker.handle_quit(sig, frame)
+
+    for quick in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(quick, leave)

@@ -34,6 +34,7 @@ preload_app = False
 control_socket_disable = True
 # Clients of a proxy could name another path or user than the proxy looked at: its header names have an underscore.
 forwarder_headers = ""
+forwarded_allow_ips = ",".join(_settings.FORWARDED_ALLOW_IPS)
 _tls = tls.server_options(_settings)
 certfile, keyfile = _tls["certfile"], _tls["keyfile"]
 ca_certs, cert_reqs = _tls["ca_certs"], _tls["cert_reqs"]

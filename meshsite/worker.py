@@ -25,6 +25,7 @@ from collections import deque
 from functools import partial
 from typing import Any
 
+from gunicorn.http import errors
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
 SILENCE_SECONDS = 15.0
@@ -37,6 +38,19 @@ CLOSING_SECONDS = 2.0
 #: What a client may still send meanwhile.
 CLOSING_BYTES = 65536
 LOOK_SECONDS = 0.5
+#: Errors whose text repeats what the client sent, in gunicorn's log and its answer.
+REPEATING = (
+    errors.ExpectationFailed,
+    errors.InvalidChunkSize,
+    errors.InvalidHeader,
+    errors.InvalidHeaderName,
+    errors.InvalidHTTPVersion,
+    errors.InvalidRequestLine,
+    errors.InvalidRequestMethod,
+    errors.NoMoreData,
+    errors.ObsoleteFolding,
+    errors.UnsupportedTransferCoding,
+)
 
 
 class Worker(ThreadWorker):
@@ -46,6 +60,9 @@ class Worker(ThreadWorker):
     def init_process(self) -> None:
         self._headers: dict[TConn, float] = {}  # connections whose header is being read, and since when
         self._closing: deque[_Closing] = deque()  # oldest first
+        for error in REPEATING:
+            # A header that is broken, or broken off, may hold a key.
+            error.__str__ = lambda self: type(self).__name__
         threading.Thread(target=self._look, name="meshnet-connections", daemon=True).start()
         super().init_process()
 
@@ -75,6 +92,12 @@ class Worker(ThreadWorker):
         self._headers.pop(conn, None)  # the header is complete
         conn.sock.settimeout(SILENCE_SECONDS)  # gunicorn sets it back before the next request
         return super().handle_request(req, conn)
+
+    def _cap_keepalive(self, deadline: float) -> None:
+        """A worker that leaves waits for silent clients no longer than for those that it has answered."""
+        super()._cap_keepalive(deadline)
+        for conn in self.pending_conns:
+            conn.timeout = min(conn.timeout, deadline)
 
     def _close(self, conn: TConn, graceful: bool = False) -> None:
         """Stands in for the connection's own `close`, which would wait for the client on the thread that accepts."""

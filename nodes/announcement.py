@@ -19,7 +19,7 @@ from nodes.json_fields import (
     whole,
 )
 from nodes.layers import LayerRange
-from nodes.networks import make_url
+from nodes.networks import url_at
 
 STATES = ("ready", "draining", "leaving")
 #: As in nodes/framing.py, which loads torch.
@@ -58,8 +58,8 @@ class Announcement:
     port: int = 0
 
     def url_from(self, address: str) -> str:
-        """Where the node can be reached, when it was heard from `address`."""
-        return self.url or make_url(self.scheme, address, self.port)
+        """Where the node can be reached, when it was heard from `address`. Raises BadRequest when that is none."""
+        return self.url or url_at(self.scheme, address, self.port)
 
     def as_json(self) -> dict[str, Any]:
         where = {"url": self.url} if self.url else {"scheme": self.scheme, "port": self.port}

@@ -7,12 +7,15 @@ left within seconds; so while a step is not answered, the node is asked on anoth
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import io
 import select
 import socket
 import ssl
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -93,22 +96,75 @@ class _Guarded:
         super().send(data)  # type: ignore[misc]
 
     def getresponse(self) -> Any:
-        if self.patience.seconds is not None:
-            self._await_first_byte(self.patience.seconds)
-            self.timeout = min(self.timeout or PAUSE_SECONDS, PAUSE_SECONDS)
-        return super().getresponse()  # type: ignore[misc]
+        if self.patience.seconds is None:
+            return super().getresponse()  # type: ignore[misc]
+        connection: Any = self
+        first = self._await_first_byte(self.patience.seconds)
+        self.timeout = min(self.timeout or PAUSE_SECONDS, PAUSE_SECONDS)
+        connection.response_class = partial(_response, first)
+        try:
+            return super().getresponse()  # type: ignore[misc]
+        finally:
+            del connection.response_class
 
-    def _await_first_byte(self, patience: float) -> None:
-        """Raises TimeoutError when the node does not answer within the timeout, or does not live any more."""
+    def _await_first_byte(self, patience: float) -> bytes:
+        """Waits for the answer to begin; what was taken off the socket of it.
+
+        Raises TimeoutError when the node does not answer within the timeout, or does not live any more.
+        """
         give_up_at = monotonic() + (self.timeout or float("inf"))
         waiting = select.poll()
         waiting.register(self.sock, select.POLLIN)
-        while not waiting.poll(1e3 * max(0.0, min(patience, give_up_at - monotonic()))):
-            if monotonic() >= give_up_at:
-                raise TimeoutError
-            if not self.lives() and not waiting.poll(0):
+        while True:
+            if waiting.poll(1e3 * max(0.0, min(patience, give_up_at - monotonic()))):
+                if not isinstance(self.sock, ssl.SSLSocket):
+                    return b""
+                # Session tickets make a TLS socket readable long before the answer: only its own bytes count.
+                self.sock.setblocking(False)
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    return self.sock.recv(1)
+            elif monotonic() < give_up_at and not self.lives() and not waiting.poll(0):
                 self.patience.is_over = True
                 raise TimeoutError
+            if monotonic() >= give_up_at:
+                raise TimeoutError
+
+
+class _Begun(io.RawIOBase):
+    """A socket's stream whose first byte was taken off it already."""
+
+    def __init__(self, first: bytes, rest: Any) -> None:
+        self._first = first
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self._first and len(buffer):
+            buffer[0], self._first = self._first[0], b""
+            return 1
+        read: int | None = self._rest.readinto(buffer)
+        return read
+
+    def close(self) -> None:
+        self._rest.close()
+        super().close()
+
+
+class _BegunSocket:
+    """What `http.client` needs of a socket to read an answer."""
+
+    def __init__(self, first: bytes, sock: Any) -> None:
+        self._first = first
+        self._sock = sock
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Begun(self._first, self._sock.makefile(mode, buffering=0)))
+
+
+def _response(first: bytes, sock: Any, **options: Any) -> http.client.HTTPResponse:
+    return http.client.HTTPResponse(_BegunSocket(first, sock) if first else sock, **options)  # type: ignore[arg-type]
 
 
 class GuardedConnection(_Guarded, HTTPConnection):

@@ -134,6 +134,13 @@ def make_url(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://{name}" if port == (443 if scheme == "https" else 80) else f"{scheme}://{name}:{port}"
 
 
+def url_at(scheme: str, address: str, port: int) -> str:
+    """The URL of what was heard from this address. Raises BadRequest when it is none (of a Unix socket)."""
+    if as_address(address) is None:
+        raise BadRequest("The address of this node cannot be seen: set MESHNET_URL (make node URL=…).")
+    return make_url(scheme, address, port)
+
+
 def as_address(text: str) -> Address | None:
     """The literal address, an IPv4 one that is written as IPv6 taken for what it is; None for a name."""
     try:

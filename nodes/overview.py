@@ -146,8 +146,15 @@ def node_line(node: SeenNode | None, row: Node | None) -> NodeLine:
         age_text=human_seconds(age) if age is not None else "never" if node is not None else MISSING,
         version=str((versions.get("meshnet") if isinstance(versions, dict) else None) or (row.version if row else ""))
         or MISSING,
-        problem=node.now.cause if node is not None else "not among this head's nodes any more",
+        problem=node.now.cause if node is not None else _absence(row),
     )
+
+
+def _absence(row: Node | None) -> str:
+    """Why a row has no node: this head asks those in its settings, and those that announce themselves."""
+    if row is None or row.announced_at is None:
+        return "not among this head's nodes any more"
+    return "said good-bye" if row.left_at is not None else "offline: it announces itself no more"
 
 
 def _holder(node: SeenNode | None, row: Node | None, state: str) -> Holder | None:

@@ -29,6 +29,7 @@ from nodes.errors import MeshnetError, NotFound
 from nodes.models import Node
 from nodes.node_page import last_errors, limit_changes, limit_fields, started_at
 from nodes.overview import NodeLine, node_line
+from nodes.presence import presence
 from nodes.session_page import session_page
 from nodes.snapshots import SeenNode
 
@@ -90,10 +91,11 @@ ACTS = {
 class NodeAdmin(LiveAdmin):
     list_display = (
         "url",
-        "state",
+        "live_state",
+        "known",
         "live_layers",
         "model_name",
-        "sessions",
+        "live_sessions",
         "ttl",
         "cache_bytes",
         "evictions",
@@ -127,15 +129,19 @@ class NodeAdmin(LiveAdmin):
     # -- the list
 
     @admin.display(description="state")
-    def state(self, row: Node) -> str:
+    def live_state(self, row: Node) -> str:
         return format_html('<span class="mesh-state mesh-{0}">{0}</span>', _line(row).state)
+
+    @admin.display(description="known", ordering="announced_at")
+    def known(self, row: Node) -> str:
+        return presence(row, timezone.now()) or MISSING
 
     @admin.display(description="layers", ordering="start_layer")
     def live_layers(self, row: Node) -> str:
         return _line(row).layers
 
     @admin.display(description="sessions")
-    def sessions(self, row: Node) -> str:
+    def live_sessions(self, row: Node) -> str:
         line = _line(row)
         if line.sessions.used == MISSING:
             return MISSING
@@ -180,6 +186,7 @@ class NodeAdmin(LiveAdmin):
         context = {
             "row": row,
             "node": line,
+            "presence": presence(row, now),
             "problem": seen.problem,
             "is_member": node is not None,
             "draining": node is not None and node.now.state == "draining",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests import processes
 from tests.processes import wait_until
 from tests.toy_mesh import ToyMesh
@@ -29,6 +31,41 @@ def test_half_requests_are_cut_off_and_the_node_goes_on(toy_mesh: ToyMesh, tmp_p
             for index, sock in enumerate(held):
                 answer = sock.recv(1000)
                 assert answer == b"" or (index % 2 and b" 400 " in answer), answer
+        finally:
+            for sock in held:
+                sock.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GARBAGE\r\n\r\n"], ids=["silent", "garbage, and never closed"])
+def test_clients_that_only_connect_hold_nobody_up(toy_mesh: ToyMesh, tmp_path: Path, sent: bytes) -> None:
+    """More of them than threads. Waits are so long here that an answer cannot come from one that ended."""
+    node = processes.node(tmp_path / "node", toy_mesh.model, "0:1", MESHNET_KV_MAX_SESSIONS="1")
+    node.preload = "import meshsite.worker as w; w.HEADER_SECONDS = w.HURRIED_SECONDS = w.CLOSING_SECONDS = 600.0"
+    with processes.serving(node):
+        held = [socket.create_connection(("127.0.0.1", node.port), timeout=20) for _ in range(40)]
+        try:
+            for sock in held:
+                sock.sendall(sent)
+            assert processes.call(f"{node.url}/livez", timeout=20)[0] == 200
+        finally:
+            for sock in held:
+                sock.close()
+
+
+def test_half_headers_are_cut_off_sooner_while_requests_wait(toy_mesh: ToyMesh, tmp_path: Path) -> None:
+    node = processes.node(tmp_path / "node", toy_mesh.model, "0:1", MESHNET_KV_MAX_SESSIONS="1")
+    node.preload = "import meshsite.worker as w; w.HEADER_SECONDS, w.HURRIED_SECONDS = 600.0, 0.5"
+    with processes.serving(node), socket.create_connection(("127.0.0.1", node.port), timeout=20) as alone:
+        alone.sendall(b"GET /livez HTTP/1.1\r\n")
+        assert processes.call(f"{node.url}/livez", timeout=20)[0] == 200
+        alone.sendall(b"Host: x\r\n\r\n")
+        assert alone.recv(100).startswith(b"HTTP/1.1 200")  # nobody waited: it had its time
+        held = [socket.create_connection(("127.0.0.1", node.port), timeout=20) for _ in range(12)]
+        try:
+            for sock in held:
+                sock.sendall(b"GET /livez HTTP/1.1\r\n")
+            assert processes.call(f"{node.url}/livez", timeout=20)[0] == 200
+            assert held[0].recv(100) == b""
         finally:
             for sock in held:
                 sock.close()

@@ -28,6 +28,13 @@ def snapshots(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> SnapshotCache:
     return cache
 
 
+@pytest.fixture(autouse=True)
+def nobody_announced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests without a database know the nodes of the settings alone."""
+    if request.node.get_closest_marker("django_db") is None:
+        monkeypatch.setattr("nodes.registry._announced", list)
+
+
 @pytest.fixture
 def make_node() -> Iterator[MakeNode]:
     """Starts fake nodes; at the end they are closed and every abandoned thread has ended."""

@@ -29,6 +29,7 @@ class FakeNode:
     def __init__(self, layers: str = "0:15", *, secret: str = SECRET, hanging: bool = False) -> None:
         self.layers = layers
         self.n_layers = 30
+        self.boot_id = f"boot-of-{layers}"
         self.secret = secret
         self.hanging = hanging
         self.state = "ready"
@@ -91,7 +92,7 @@ class FakeNode:
             "is_tail": end == self.n_layers,
             "dtype": "float32",
             "device": "cpu",
-            "boot_id": f"boot-of-{self.layers}",
+            "boot_id": self.boot_id,
             "state": self.state,
             "versions": self.versions,
             "started_at": 1_700_000_000.0,
@@ -101,7 +102,7 @@ class FakeNode:
     def _list(self) -> dict[str, Any]:
         size = sum(entry["bytes"] for entry in self.sessions.values())
         return {
-            "boot_id": f"boot-of-{self.layers}",
+            "boot_id": self.boot_id,
             "layers": self.layers,
             "limits": self._limits(),
             "stats": {

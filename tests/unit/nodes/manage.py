@@ -50,7 +50,10 @@ def started(*arguments: str, var_dir: Path, nodes: Nodes = ()) -> Iterator[subpr
 
 
 def _environment(var_dir: Path, nodes: Nodes) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MESHNET_")}
+    # The database is that of the var folder too, whichever one the tests run on.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("MESHNET_") and name != "DATABASE_URL"
+    }
     environment["MESHNET_VAR_DIR"] = str(var_dir)
     if nodes:
         environment["MESHNET_NODES"] = ",".join(node if isinstance(node, str) else node.url for node in nodes)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from nodes.errors import NodeProtocolError, NodeTimeout, NodeUnreachable, Outsid
 from nodes.framing import Payload
 from nodes.networks import NodeNetworks
 from nodes.wire import StepHeaders
+from tests.certificates import Authority
 
 STEP = Payload(torch.zeros(1, 2, 4))
 TOKEN = b'{"text": "x", "token_id": 7}'
@@ -28,9 +31,10 @@ LOOPBACK = NodeNetworks(["127.0.0.0/8"], plain_http=False)
 class SlowNode:
     """Accepts connections. Answers probes while `lives`, steps once `step` is set; keeps what it was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.tls = tls
         self.server = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.server.getsockname()[1]}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.server.getsockname()[1]}"
         self.lives = True
         self.step = threading.Event()
         self.answer = ANSWER
@@ -44,7 +48,10 @@ class SlowNode:
                 sock, _ = self.server.accept()
             except OSError:
                 return
-            threading.Thread(target=self.serve, args=(sock,), daemon=True).start()
+            threading.Thread(target=self.greet, args=(sock,), daemon=True).start()
+
+    def greet(self, sock: socket.socket) -> None:
+        self.serve(self.tls.wrap_socket(sock, server_side=True) if self.tls else sock)
 
     def serve(self, sock: socket.socket) -> None:
         with sock:
@@ -68,8 +75,8 @@ class SlowNode:
 
 
 @contextmanager
-def slow_node() -> Iterator[SlowNode]:
-    node = SlowNode()
+def slow_node(tls: ssl.SSLContext | None = None) -> Iterator[SlowNode]:
+    node = SlowNode(tls)
     thread = threading.Thread(target=node.run, daemon=True)
     thread.start()
     try:
@@ -121,6 +128,22 @@ def test_d06_an_answer_that_stops_in_its_middle_is_left(node: SlowNode, monkeypa
     node.answer = ANSWER[:-5]
     with pytest.raises(NodeTimeout):
         forward(node)
+
+
+@pytest.mark.parametrize("tickets", [0, 2])
+def test_session_tickets_are_not_taken_for_the_beginning_of_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tickets: int
+) -> None:
+    """They make a TLS socket readable at once, and what follows then had to come within PAUSE_SECONDS."""
+    monkeypatch.setattr(connections, "PAUSE_SECONDS", 0.05)
+    authority = Authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.certificate("127.0.0.1"))
+    context.num_tickets = tickets
+    with slow_node(context) as node:
+        threading.Thread(target=lambda: node.probed.wait(20) and node.step.set(), daemon=True).start()
+        assert forward(node, patience=0.1, ssl_context=authority.context()).token_id == 7
+        assert node.probes >= 2
 
 
 def test_without_patience_nobody_is_asked(node: SlowNode) -> None:

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 from django.apps import apps
+from django.db import OperationalError, connection
+from django.utils import timezone
 
 from nodes import registry
 from nodes.mesh_file import MeshFile
+from nodes.models import Node
 from nodes.registry import NoMesh
 
 
@@ -107,3 +110,58 @@ def test_a_provider_without_a_head_leaves_it_to_the_settings(settings: Any, monk
     settings.MESHNET_NODES = ["http://one:1"]
     settings.MESHNET_SECRET = "secret-of-the-settings"
     assert [client.url for client in registry.node_clients()] == ["http://one:1"]
+
+
+@pytest.fixture
+def announced(db: None) -> None:
+    Node.objects.create(url="http://127.0.0.1:9001", boot_id="one", announced_at=timezone.now())
+
+
+@pytest.mark.django_db
+def test_nodes_that_announced_themselves_come_after_those_of_the_settings(announced: None, settings: Any) -> None:
+    settings.MESHNET_SECRET = "secret-of-the-settings"
+    assert [client.url for client in registry.node_clients()] == ["http://127.0.0.1:9001"]
+    settings.MESHNET_NODES = ["http://one:1"]
+    assert [client.url for client in registry.node_clients()] == ["http://one:1", "http://127.0.0.1:9001"]
+
+
+@pytest.mark.django_db
+def test_they_come_after_those_of_a_local_mesh_too(announced: None, tmp_path: Path) -> None:
+    write_mesh_file(tmp_path)
+    clients = registry.node_clients()
+    assert [client.url[-4:] for client in clients] == ["8001", "8002", "9001"]
+    assert {authorization(client) for client in clients} == {"Bearer secret-of-the-file"}
+
+
+@pytest.mark.django_db
+def test_announced_nodes_without_a_secret_are_no_mesh(announced: None) -> None:
+    with pytest.raises(NoMesh):
+        registry.node_clients()
+
+
+@pytest.mark.django_db
+def test_a_node_has_no_database_to_look_into(announced: None, settings: Any) -> None:
+    settings.MESHNET_SECRET, settings.SERVES_HEAD = "secret-of-the-settings", False
+    with pytest.raises(NoMesh):
+        registry.node_clients()
+
+
+@pytest.mark.django_db
+def test_a_database_that_cannot_be_read_names_no_node(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    def fail(now: Any) -> list[str]:
+        raise OperationalError("no such table: nodes_node")
+
+    monkeypatch.setattr("nodes.announcements.roster", fail)
+    settings.MESHNET_SECRET = "secret-of-the-settings"
+    with pytest.raises(NoMesh):
+        registry.node_clients()
+
+
+def test_no_database_is_made_by_looking(monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path) -> None:
+    monkeypatch.undo()  # this test may look
+    monkeypatch.setitem(connection.settings_dict, "NAME", tmp_path / "meshnet.sqlite3")
+    monkeypatch.setattr(connection, "vendor", "sqlite")
+    settings.MESHNET_SECRET = "secret-of-the-settings"
+    with pytest.raises(NoMesh):
+        registry.node_clients()
+    assert list(tmp_path.iterdir()) == []

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from time import monotonic
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.utils import timezone
 
+from nodes import live
 from nodes.models import Node, NodeSample
+from nodes.snapshots import SnapshotCache
 from tests.conftest import Clock
 from tests.unit.nodes.conftest import MakeNode, Mesh, SignIn
 from tests.unit.nodes.fake_node import SECRET, FakeNode, session_id
@@ -120,8 +124,19 @@ def test_no_secret_and_no_inline_script_is_in_any_page(sign_in: SignIn, node: No
 
 @pytest.mark.parametrize("url", VIEWS)
 def test_a_hanging_and_a_dead_node_do_not_keep_a_page_from_coming(
-    sign_in: SignIn, node: Node, front: FakeNode, dead: str, make_node: MakeNode, mesh: Mesh, url: str
+    sign_in: SignIn,
+    node: Node,
+    front: FakeNode,
+    dead: str,
+    make_node: MakeNode,
+    mesh: Mesh,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
 ) -> None:
+    # The deadline itself is that of tests/unit/nodes/test_live.py.
+    impatient = SnapshotCache(clock=clock, fetch=partial(live.fetch, deadline=0.3))
+    monkeypatch.setattr(apps.get_app_config("nodes"), "snapshots", impatient)
     hanging = make_node("15:30", hanging=True)
     mesh(front, hanging, dead)
     row(hanging)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ A, B, C = session_id("a"), session_id("b"), session_id("c")
 NODES = "/admin/nodes/node/"
 SESSIONS = "/admin/nodes/kvsession/"
 EVICT = "/admin/nodes/kvsession/evict/"
+NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
 
 pytestmark = pytest.mark.django_db
 
@@ -28,8 +30,8 @@ def test_the_list_of_nodes_reads_each_node_once(sign_in: SignIn, front: FakeNode
     row(back, start_layer=15, end_layer=30, model_name="toy")
     response = sign_in("view_node").get(NODES)
     text = text_of(response)
-    assert f"{front.url} ready 0:15 toy 1 / 8 10 m 12.0 KiB / 2.0 GiB operator 3" in text
-    assert f"{back.url} ready 15:30 toy 0 / 8 10 m 0 B / 2.0 GiB 0" in text
+    assert f"{front.url} ready from MESHNET_NODES 0:15 toy 1 / 8 10 m 12.0 KiB / 2.0 GiB operator 3" in text
+    assert f"{back.url} ready from MESHNET_NODES 15:30 toy 0 / 8 10 m 0 B / 2.0 GiB 0" in text
     assert front.requests == back.requests == ["GET /status", "GET /sessions"]
     assert SECRET not in response.content.decode()
 
@@ -62,10 +64,30 @@ def test_nodes_that_are_dead_strangers_or_draining_say_so(
     for node in (front, back, dead):
         row(node, start_layer=3, end_layer=7)
     text = text_of(sign_in("view_node").get(NODES))
-    assert f"{front.url} draining 0:15" in text
-    assert f"{back.url} absent 3:7" in text
-    assert f"{dead} unreachable 3:7 - - - - - cannot be reached: " in text
+    assert f"{front.url} draining from MESHNET_NODES 0:15" in text
+    assert f"{back.url} absent - 3:7" in text
+    assert f"{dead} unreachable from MESHNET_NODES 3:7 - - - - - cannot be reached: " in text
     assert back.requests == []
+
+
+def test_announced_nodes_say_how_they_are_known(
+    sign_in: SignIn, front: FakeNode, back: FakeNode, mesh: Mesh, time_machine: Any
+) -> None:
+    time_machine.move_to(NOON, tick=False)
+    mesh(back)
+    row(back, announced_at=NOON)
+    row(front, announced_at=NOON - timedelta(seconds=14), announced_from="127.0.0.1", boot_id="one")
+    row("http://gone:1", announced_at=NOON - timedelta(seconds=15))
+    left = row("http://left:1", announced_at=NOON, left_at=NOON - timedelta(seconds=1))
+    client = sign_in("view_node")
+    text = text_of(client.get(NODES))
+    assert f"{front.url} ready announces itself from 127.0.0.1" in text, "the commands and pages know it"
+    assert f"{back.url} ready from MESHNET_NODES" in text
+    assert "http://gone:1 absent offline since 2026-11-30 11:59:45 UTC" in text
+    assert "http://left:1 absent left 2026-11-30 11:59:59 UTC" in text
+    page = text_of(client.get(f"{NODES}{left.pk}/change/"))
+    assert "Known left 2026-11-30 11:59:59 UTC" in page
+    assert "said good-bye" in page
 
 
 def test_the_page_of_a_node_is_read_only_and_live(sign_in: SignIn, front: FakeNode, mesh: Mesh) -> None:

@@ -223,8 +223,9 @@ class TokenLoop:
         if isinstance(error, Busy):
             self._find_slots(error)
         elif isinstance(error, NoRoute):
-            # Layers are gone for a moment, in the middle of an answer. Who has got nothing yet is told at once.
-            if not self.progress.completion_tokens:
+            # Layers are gone for a moment, in the middle of an answer. Who has got nothing yet, and has not waited for
+            # slots either, is told at once.
+            if not self.progress.completion_tokens and self._give_up_at is None:
                 raise error
             self._wait_for_turn(error)
         elif isinstance(error, KVCacheMiss):

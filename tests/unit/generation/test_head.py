@@ -331,6 +331,29 @@ def test_a_full_node_is_waited_for_and_slots_elsewhere_are_given_back(toy_folder
     assert (progress.cache_misses, progress.failovers) == (0, 0)
 
 
+def test_who_waits_for_a_slot_is_not_turned_away_by_layers_that_are_gone_for_a_moment(
+    toy_folder: Any, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_nodes(toy_folder("llama"), ranges(0, 2, 4), limits=StoreLimits(max_sessions=1)) as nodes:
+        mesh = Mesh(toy_folder("llama"), nodes)
+        other = "o" * 22
+        nodes[1].forward(StepHeaders(other, "prefill"), Payload(torch.randn(1, 3, 64)))
+        waits: list[str] = []
+
+        def wait(seconds: float) -> None:
+            waits.append(loop.progress.events[-1][2])
+            if len(waits) == 1:
+                monkeypatch.setattr(mesh.clients[1], "status", refuse(NodeUnreachable()))
+                mesh.mesh.directory.forget("local:1")
+            elif len(waits) == 2:
+                monkeypatch.undo()
+                nodes[1].release(other)
+
+        loop = mesh.mesh.loop(PROMPT, NEW, wait=wait)
+        assert list(loop.tokens()) == expected
+    assert waits[:2] == ["busy", "no_route"]
+
+
 def test_the_wait_for_a_full_node_ends(toy_folder: Any, clock: Clock) -> None:
     with running_nodes(toy_folder("llama"), ranges(0, 4), limits=StoreLimits(max_sessions=1)) as nodes:
         mesh = Mesh(toy_folder("llama"), nodes, busy_wait=5.0)

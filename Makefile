@@ -9,16 +9,29 @@ PYTHON ?= $(shell for p in python3.11 python3 python; do \
 	"$$p" -c '$(IS_3_11)' >/dev/null 2>&1 && command -v "$$p" && break; done)
 # More arguments for `make run` and `make test`, such as ARGS="--shards 3" or ARGS="-k cache".
 ARGS ?=
+# Programs that the tests of clients run, with libraries of their own.
+CLIENTS := var/clients-venv
+CLIENTS_STAMP := $(CLIENTS)/.installed
 # What the browser tests drive; from Debian's package of that name.
 CHROMIUM := /usr/bin/chromium
+# What the database tests make a throw-away cluster with; from Debian's package `postgresql`.
+INITDB := /usr/lib/postgresql/*/bin/initdb
+# Tells Debian's package not to start a cluster for the whole machine when it is installed.
+NO_CLUSTER := /etc/postgresql-common/createcluster.d/meshnet-tests.conf
+# How tests are shared out (docs/decisions/0015-two-test-workers.md); ARGS="-n 0" runs them in one process.
+SPREAD := -n 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup chromium run test bench lint format
+.PHONY: help setup clients chromium postgresql run node test schema chaos soak bench lint format
 .NOTPARALLEL:
 
 help:
 	@echo "make run      install, fetch the default model once, start a local mesh (Ctrl-C ends it)"
-	@echo "make test     install, run the whole suite, on the default model and in a browser too (as root on Debian it"
-	@echo "              installs chromium when that is missing)"
+	@echo "make node     lend this machine to a mesh: HEAD=https://mesh.example.org SECRET_FILE=/path [URL=…] [LAYERS=12:24]"
+	@echo "make test     install, run the whole suite, on the default model, on PostgreSQL and in a browser too (as root"
+	@echo "              on Debian it installs chromium and postgresql when they are missing)"
+	@echo "make schema   many random requests against the schema of /v1 (MESHNET_SCHEMA_EXAMPLES=500 to each endpoint)"
+	@echo "make chaos    every node of a route, at every kind of step, meets every fault (6 minutes; docs/chaos.md)"
+	@echo "make soak     10 minutes of clients and random faults; ARGS=\"--seconds 60 --seed 7\""
 	@echo "make bench    milliseconds per token at a short and at a long text, on the running mesh or one of its own"
 	@echo "make setup    install into $(VENV) only"
 	@echo "make lint     ruff, mypy, Django's checks, missing migrations"
@@ -37,8 +50,24 @@ $(STAMP): requirements.txt requirements-dev.txt
 	@$(PY) -m pip install --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
+clients: $(CLIENTS_STAMP)
+
+$(CLIENTS_STAMP): requirements-clients.txt $(STAMP)
+	@echo "== Installing the programs that the tests of clients run"
+	@$(PY) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --quiet -r requirements-clients.txt
+	@touch $@
+
 run: setup
 	@exec $(PY) manage.py mesh $(ARGS)
+
+# MODEL, PORT, BIND and MEMORY may be named too; MESHNET_ settings are taken from the environment.
+node: setup
+	@test -n "$(HEAD)" && test -n "$(SECRET_FILE)" || { \
+	  echo "Name the mesh's head and its secret: make node HEAD=https://mesh.example.org SECRET_FILE=/path/to/secret" >&2; \
+	  exit 1; }
+	@exec $(PY) manage.py node --head "$(HEAD)" --secret-file "$(SECRET_FILE)" --url "$(URL)" --layers "$(LAYERS)" \
+	  --port "$(or $(PORT),8001)" --bind "$(BIND)" --model "$(MODEL)" --memory "$(MEMORY)"
 
 chromium:
 	@if [ -x $(CHROMIUM) ]; then :; \
@@ -51,10 +80,37 @@ chromium:
 	       "the browser tests will fail" >&2; \
 	fi
 
-test: setup chromium
+postgresql:
+	@if ls $(INITDB) >/dev/null 2>&1; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "== Installing Debian's postgresql for the database tests"; \
+	  mkdir -p $(dir $(NO_CLUSTER)) && echo "create_main_cluster = false" >$(NO_CLUSTER); \
+	  { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y postgresql; } || \
+	    echo "== postgresql could not be installed: the database tests will fail" >&2; \
+	  rm -f $(NO_CLUSTER); \
+	else \
+	  echo "== PostgreSQL's server is missing and only root may install it (apt-get install postgresql):" \
+	       "the database tests will fail" >&2; \
+	fi
+
+test: setup clients chromium postgresql
 	@echo "== The model for the tests"
 	@$(PY) manage.py fetch_model "$${MESHNET_REAL_MODEL:-SmolLM2-135M-Instruct}"
-	MESHNET_REAL_MODEL_TESTS=1 $(PY) -m pytest $(ARGS)
+	MESHNET_REAL_MODEL_TESTS=1 MESHNET_POSTGRESQL_TESTS=1 MESHNET_CLIENT_TESTS=1 $(PY) -m pytest $(SPREAD) $(ARGS)
+
+# Many random requests to a toy mesh; MESHNET_SCHEMA_EXAMPLES says how many to each endpoint.
+schema: setup
+	MESHNET_SCHEMA_EXAMPLES=$${MESHNET_SCHEMA_EXAMPLES:-500} $(PY) -m pytest -q tests/integration/test_schema_over_http.py $(ARGS)
+
+# A killed process leaves semaphores, and Python's resource tracker says so at the end.
+CHAOS := $(PY) -W "ignore:resource_tracker" -m tests.chaos
+
+chaos: setup
+	$(CHAOS) matrix $(ARGS)
+	MESHNET_CHAOS_TESTS=1 $(PY) -m pytest -q tests/chaos tests/integration/test_keep_alive.py
+
+soak: setup
+	$(CHAOS) soak $(ARGS)
 
 bench: setup
 	@$(PY) manage.py bench $(ARGS)

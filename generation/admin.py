@@ -1,63 +1,24 @@
-"""Generations, API keys and head workers in the admin."""
+"""Generations and head workers in the admin; API keys are in `key_admin`, which is loaded with this."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.exceptions import NotRegistered
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import mark_safe
-from django.utils.text import capfirst
-from rest_framework_api_key.admin import APIKeyModelAdmin
-from rest_framework_api_key.models import APIKey as StockAPIKey
 
 from generation.cancel_admin import CancelsGenerations
 from generation.keeper import SILENT_AFTER
-from generation.models import APIKey, Generation, HeadWorker
+from generation.key_admin import KeyFilter
+from generation.models import Generation, HeadWorker
+from generation.read_only_admin import ReadOnlyAdmin
 from generation.timeline import time_line
 from generation.totals import totals_of
 from nodes.amounts import MISSING
-
-# Two lists of keys, of which one opens nothing, would mislead. Importing the library's admin registers it.
-with contextlib.suppress(NotRegistered):
-    admin.site.unregister(StockAPIKey)
-
-
-class ReadOnlyAdmin(admin.ModelAdmin):
-    """Rows that the program writes and people read."""
-
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        # Django's own title asks to select a row, which is not what people come for.
-        title = capfirst(self.opts.verbose_name_plural)
-        return super().changelist_view(request, {"title": title, **(extra_context or {})})
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
-class KeyFilter(admin.SimpleListFilter):
-    """By API key. Django's own filter would put primary keys into links, and those hold the keys' hashes."""
-
-    title = "API key"
-    parameter_name = "key"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return list(APIKey.objects.order_by("name").values_list("prefix", "name"))
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Generation]) -> QuerySet[Generation]:
-        return queryset.filter(api_key__prefix=self.value()) if self.value() else queryset
 
 
 @admin.register(Generation)
@@ -191,14 +152,6 @@ class GenerationAdmin(CancelsGenerations, ReadOnlyAdmin):
         )
         head = mark_safe("<tr><th>Layers</th><th>Node</th></tr>")  # a constant
         return format_html("<table><thead>{}</thead><tbody>{}</tbody></table>", head, lines)
-
-
-@admin.register(APIKey)
-class APIKeyAdmin(APIKeyModelAdmin):
-    """Keys of the clients. A new key is shown once, in the message after saving; then only its prefix."""
-
-    list_display = ("name", "prefix", "created", "expiry_date", "_has_expired", "revoked")
-    list_filter = ("revoked", "created")
 
 
 @admin.register(HeadWorker)

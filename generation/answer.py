@@ -42,9 +42,9 @@ FinishReason = Literal["stop", "length"]
 class TextRequest:
     """What to generate, validated. The defaults change nothing.
 
-    seed None: the head mints one. choice: which one of several answers to one request, all of the same seed. stop:
-    the text ends before the first of these. logprobs: how many alternatives to report for each token, None for no log
-    probabilities at all.
+    seed None: the head mints one. choice: which one of several answers to one request, all of the same seed.
+    counts_prompt: false for all answers to one prompt but the first. stop: the text ends before the first of these.
+    logprobs: how many alternatives to report for each token, None for no log probabilities at all.
     """
 
     model: str
@@ -55,6 +55,7 @@ class TextRequest:
     min_p: float = 0.0
     seed: int | None = None
     choice: int = 0
+    counts_prompt: bool = True
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -350,7 +351,14 @@ def start(
     answer = Answer(runtime, request, prompt_ids, budget, client_gone)
     runtime.admit(answer)
     try:
-        record = Record.begin(runtime, answer.job, api_key=api_key, streamed=streamed, choice=request.choice)
+        record = Record.begin(
+            runtime,
+            answer.job,
+            api_key=api_key,
+            streamed=streamed,
+            choice=request.choice,
+            counts_prompt=request.counts_prompt,
+        )
         answer.begin(record)
     except BaseException:
         answer.cancel()

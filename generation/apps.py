@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from django.apps import AppConfig
 
 if TYPE_CHECKING:
+    from generation.limits import KeyLimits
     from generation.runtime import HeadRuntime
 
 
@@ -14,3 +15,11 @@ class GenerationConfig(AppConfig):
 
     #: The head that this process serves; set once by the gunicorn hook. None in commands and while loading.
     runtime: HeadRuntime | None = None
+
+    #: What API keys may still do, as this process sees it; set once the models are there.
+    limits: KeyLimits
+
+    def ready(self) -> None:
+        from generation.limits import KeyLimits
+
+        self.limits = KeyLimits()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nodes.errors import MeshnetError
+
+if TYPE_CHECKING:
+    from generation.limits import Standing
 
 
 class RequestRefused(MeshnetError):
@@ -29,6 +34,32 @@ class ModelNotFound(RequestRefused):
 
     code = "model_not_found"
     http_status = 404
+
+
+class RateLimitExceeded(RequestRefused):
+    """The API key sends too much; `standing` is how it stands with its limits."""
+
+    code = "rate_limit_exceeded"
+    http_status = 429
+
+    def __init__(self, detail: str, *, retry_after: int, standing: Standing) -> None:
+        super().__init__(detail)
+        self.retry_after = retry_after
+        self.standing = standing
+
+
+class QuotaExceeded(RateLimitExceeded):
+    """The API key has used up its day. A client that tries again at once tries in vain."""
+
+    code = "insufficient_quota"
+
+
+class LimitsUnavailable(MeshnetError):
+    """The limits of this API key cannot be looked at now."""
+
+    code = "limits_unavailable"
+    http_status = 503
+    retry_after = 1
 
 
 class NoRoute(MeshnetError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from django.core.validators import MinValueValidator
 from django.db import models
 from rest_framework_api_key.models import AbstractAPIKey, BaseAPIKeyManager
 
@@ -19,13 +22,81 @@ class APIKeyManager(BaseAPIKeyManager):
 
 
 class APIKey(AbstractAPIKey):
-    """A client's key for /v1; stored hashed, shown once."""
+    """A client's key for /v1; stored hashed, shown once. A limit that is empty does not limit."""
+
+    last_used_at = models.DateTimeField(
+        "last used", null=True, blank=True, editable=False, help_text="Written at most once a minute."
+    )
+    allowed_models = models.TextField(
+        blank=True, help_text="Ids of the models that it may use, one a line. Empty: all that are served."
+    )
+    requests_per_minute = models.PositiveIntegerField(
+        null=True, blank=True, validators=[MinValueValidator(1)], help_text="In any 60 seconds. Empty: no limit."
+    )
+    tokens_per_day = models.PositiveBigIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="Of prompts and answers; days are those of UTC. Empty: no limit.",
+    )
+    concurrent_generations = models.PositiveIntegerField(
+        null=True, blank=True, validators=[MinValueValidator(1)], help_text="At the same time. Empty: no limit."
+    )
 
     objects = APIKeyManager()
 
     class Meta(AbstractAPIKey.Meta):
         verbose_name = "API key"
         verbose_name_plural = "API keys"
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether its requests have to be counted."""
+        return (self.requests_per_minute, self.tokens_per_day, self.concurrent_generations) != (None, None, None)
+
+    @property
+    def model_ids(self) -> list[str]:
+        """The models that it may use; empty when it may use all."""
+        return list(dict.fromkeys(line.strip() for line in self.allowed_models.splitlines() if line.strip()))
+
+    def usable_models(self, served: Iterable[str]) -> list[str]:
+        """Those of the served models that it may use."""
+        allowed = self.model_ids
+        return [model for model in served if not allowed or model in allowed]
+
+
+class KeyUsage(models.Model):
+    """What a key used on one day (UTC) in all; written when a generation ends, whatever came of it."""
+
+    api_key = models.ForeignKey(APIKey, on_delete=models.CASCADE, related_name="usage")
+    day = models.DateField(db_index=True)
+    requests = models.PositiveIntegerField(default=0)
+    prompt_tokens = models.PositiveBigIntegerField(default=0)
+    completion_tokens = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        ordering = ("-day", "api_key")
+        verbose_name = "usage of API keys"
+        verbose_name_plural = "usage of API keys"
+        constraints = (models.UniqueConstraint(fields=("api_key", "day"), name="one_row_per_key_and_day"),)
+
+    def __str__(self) -> str:
+        return f"{self.api_key} {self.day}"
+
+
+class KeyRequest(models.Model):
+    """A request of a key with limits that was let in; `generation.limits` counts these rows and deletes old ones."""
+
+    api_key = models.ForeignKey(APIKey, on_delete=models.CASCADE, related_name="+")
+    owner = models.CharField(max_length=64, help_text="Boot id of the head worker that answers it.")
+    started_at = models.DateTimeField()
+    running = models.PositiveIntegerField(help_text="How many generations it holds; 0 once it was answered.")
+
+    class Meta:
+        indexes = (models.Index(fields=("api_key", "started_at"), name="requests_of_a_key"),)
+
+    def __str__(self) -> str:
+        return f"{self.api_key_id[:8]} {self.started_at:%H:%M:%S}"
 
 
 class HeadWorker(models.Model):

@@ -123,9 +123,10 @@ class Prompter:
         left = self.context_length - prompt_tokens
         if left < 1 or (max_tokens is not None and max_tokens > left):
             asked = "" if max_tokens is None else f" and {max_tokens} tokens of answer"
+            # Begins with OpenAI's words: litellm looks for them, not for the code.
             raise ContextLengthExceeded(
-                f"This model's context is {self.context_length} tokens; {prompt_tokens} tokens of prompt{asked} do not "
-                "fit. Shorten the prompt or ask for less.",
+                f"This model's maximum context length is {self.context_length} tokens; {prompt_tokens} tokens of "
+                f"prompt{asked} do not fit. Shorten the prompt or ask for less.",
                 param=param if left < 1 else "max_tokens",
             )
         return min(self._default_max_tokens, left) if max_tokens is None else max_tokens

@@ -9,6 +9,7 @@ from django.db import Error as DatabaseError
 from django.db import connection
 from django.utils import timezone
 
+from generation.key_usage import add_usage, day_of
 from generation.models import Generation
 
 if TYPE_CHECKING:
@@ -23,12 +24,28 @@ logger = logging.getLogger(__name__)
 class Record:
     """The row of one generation. A database that fails costs the row, never the answer (case F05)."""
 
-    def __init__(self, row_id: int | None) -> None:
+    def __init__(self, row_id: int | None, usage: Usage | None = None) -> None:
         self._row_id = row_id
+        self._usage = usage
 
     @classmethod
-    def begin(cls, runtime: HeadRuntime, job: Job, *, api_key: APIKey | None, streamed: bool) -> Record:
-        """Writes the row of a generation that is about to run."""
+    def begin(
+        cls,
+        runtime: HeadRuntime,
+        job: Job,
+        *,
+        api_key: APIKey | None,
+        streamed: bool,
+        choice: int = 0,
+        counts_prompt: bool = True,
+    ) -> Record:
+        """Writes the row of a generation that is about to run.
+
+        `choice`: which answer of its request it is. `counts_prompt`: whether its key has not used the same prompt for
+        another answer of this request.
+        """
+        prompt_tokens = len(job.prompt_ids) if counts_prompt else 0
+        usage = None if api_key is None else Usage(api_key.pk, prompt_tokens=prompt_tokens, choice=choice)
         try:
             row = Generation.objects.create(
                 session_id=job.session_id,
@@ -42,14 +59,22 @@ class Record:
             )
         except DatabaseError:
             logger.exception("A generation could not be recorded; it runs all the same.")
-            return cls(None)
+            return cls(None, usage)
         if not connection.in_atomic_block:
             # What follows waits for nodes: no connection is held meanwhile (case F06).
             connection.close()
-        return cls(row.pk)
+        return cls(row.pk, usage)
 
     def end(self, progress: Progress, error: MeshnetError | None, *, cancelled: bool) -> None:
-        """Writes how it went, from the loop's own thread, whose connection it closes."""
+        """Writes how it went and what its key used, from the loop's own thread, whose connection it closes."""
+        try:
+            self._end_row(progress, error, cancelled=cancelled)
+            if self._usage is not None:
+                self._usage.write(progress)
+        finally:
+            connection.close()
+
+    def _end_row(self, progress: Progress, error: MeshnetError | None, *, cancelled: bool) -> None:
         if self._row_id is None:
             return
         status = Generation.Status.DONE
@@ -86,5 +111,27 @@ class Record:
             )
         except DatabaseError:
             logger.exception("The end of a generation could not be recorded.")
-        finally:
-            connection.close()
+
+
+class Usage:
+    """What one generation adds to its key's day: in all, what the usage in the answer says. Of several answers to one
+    request, the first counts the request.
+    """
+
+    def __init__(self, key_id: str, *, prompt_tokens: int, choice: int) -> None:
+        self._key_id = key_id
+        self._requests = 1 if choice == 0 else 0
+        self._prompt_tokens = prompt_tokens
+
+    def write(self, progress: Progress) -> None:
+        """Adds it to the day on which the generation ends. A prompt that no node was sent counts nothing."""
+        try:
+            add_usage(
+                self._key_id,
+                day_of(timezone.now()),
+                requests=self._requests,
+                prompt_tokens=self._prompt_tokens if progress.prefills else 0,
+                completion_tokens=progress.completion_tokens,
+            )
+        except DatabaseError:
+            logger.exception("What an API key used could not be recorded.")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
+from meshsite import open_api
+
 #: Shorter secrets can be guessed.
 MIN_SECRET_LENGTH = 16
+#: What browsers send: in small letters, without a path.
+_ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 
 
 @register()
@@ -162,7 +167,7 @@ def check_proxies(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Chec
     errors: list[CheckMessage] = []
     for network in settings.FORWARDED_ALLOW_IPS:
         try:
-            ipaddress.ip_network(network, strict=False)
+            ipaddress.ip_network(network)
         except ValueError:
             errors.append(
                 Error(
@@ -187,6 +192,28 @@ def check_debug(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckM
     return []
 
 
+@register()
+def check_api_auth(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    return [
+        Error(problem, hint="Without keys /v1 is for programs on this machine alone.", id="meshnet.E020")
+        for problem in open_api.problems()
+    ]
+
+
+@register()
+def check_cors_origins(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    return [
+        Error(
+            f"MESHNET_CORS_ORIGINS holds {origin!r}, which is not an origin.",
+            hint="Write scheme, host and port as browsers send them, such as https://chat.example.org. There is no "
+            "wildcard: any page could then use what a browser on this machine or in your network reaches.",
+            id="meshnet.E021",
+        )
+        for origin in settings.MESHNET_CORS_ORIGINS
+        if not _ORIGIN.fullmatch(origin)
+    ]
+
+
 def _binds_loopback() -> bool:
     return settings.MESHNET_BIND.startswith(("127.", "localhost", "[::1]", "unix:"))
 
@@ -201,4 +228,4 @@ def problems_before_serving() -> list[str]:
         )
     if settings.SERVES_HEAD and not settings.MESHNET_DJANGO_SECRET_KEY:
         problems.append("MESHNET_DJANGO_SECRET_KEY must be set for a head: sessions of the admin are signed with it.")
-    return problems
+    return problems + open_api.problems()

@@ -19,6 +19,8 @@ from nodes.mesh_file import FILE_NAME, MeshFile
 
 HOST = "127.0.0.1"
 LOCK = "mesh.lock"
+#: Each has a copy of its layers in this machine's memory.
+MOST_REPLICAS = 16
 
 
 class MeshRefused(Exception):  # reads as what happened
@@ -36,13 +38,22 @@ class Secrets:
 
 @dataclass(frozen=True)
 class Plan:
-    """One head and its nodes in layer order, all on loopback. `model` is what MESHNET_MODEL is set to."""
+    """One head and its nodes, all on loopback. `model` is what MESHNET_MODEL is set to.
+
+    Each stretch of layers is held by `replicas` nodes. Nodes stand in layer order, those of a stretch side by side.
+    """
 
     model: str
-    layers: tuple[LayerRange, ...]
+    stretches: tuple[LayerRange, ...]
     port: int
     var_dir: Path
     base_dir: Path
+    replicas: int = 1
+
+    @property
+    def layers(self) -> tuple[LayerRange, ...]:
+        """What each node holds."""
+        return tuple(stretch for stretch in self.stretches for _ in range(self.replicas))
 
     @property
     def head_url(self) -> str:
@@ -58,15 +69,20 @@ class Plan:
         return [self.port + offset for offset in range(len(self.layers) + 1)]
 
 
-def make_plan(model: str, n_layers: int, shards: int, port: int, var_dir: Path, base_dir: Path) -> Plan:
-    """Raises MeshRefused when there would be a shard without a layer or a port that does not exist."""
+def make_plan(
+    model: str, n_layers: int, shards: int, port: int, var_dir: Path, base_dir: Path, *, replicas: int = 1
+) -> Plan:
+    """Raises MeshRefused when there would be a shard without a layer or a node, or a port that does not exist."""
     try:
-        layers = tuple(split_evenly(n_layers, shards))
+        stretches = tuple(split_evenly(n_layers, shards))
     except ValueError as error:
         raise MeshRefused(f"--shards {shards}: {error}") from None
-    if not 1 <= port <= 65535 - shards:
-        raise MeshRefused(f"--port {port}: the head's port must lie between 1 and {65535 - shards}.")
-    return Plan(model, layers, port, var_dir, base_dir)
+    if not 1 <= replicas <= MOST_REPLICAS:
+        raise MeshRefused(f"--replicas {replicas}: each shard needs 1 to {MOST_REPLICAS} nodes.")
+    highest = 65535 - shards * replicas
+    if not 1 <= port <= highest:
+        raise MeshRefused(f"--port {port}: the head's port must lie between 1 and {highest}.")
+    return Plan(model, stretches, port, var_dir, base_dir, replicas)
 
 
 def check_ports(plan: Plan) -> None:
@@ -185,7 +201,12 @@ def _chosen(environ: Mapping[str, str], name: str, unset: str) -> str | None:
 def _env(environ: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """The user's environment with `own` in it, and without what would get in its way."""
     # NAME_FILE wins over NAME (environs), and options for some other gunicorn are not meant for this one.
-    unwanted = {f"{name}_FILE" for name in own} | {"GUNICORN_CMD_ARGS", "MESHNET_LAYERS", "MESHNET_NODES"}
+    unwanted = {f"{name}_FILE" for name in own} | {
+        "GUNICORN_CMD_ARGS",
+        "MESHNET_LAYERS",
+        "MESHNET_NODES",
+        "MESHNET_URL",
+    }
     # It speaks plain HTTP to itself, and belongs to no other mesh.
     elsewhere = ("MESHNET_SECRET_ALSO", "MESHNET_TLS_", "MESHNET_NODE_CA", "MESHNET_NODE_CERT", "MESHNET_NODE_KEY")
     unwanted |= {name for name in environ if name.startswith((*elsewhere, "MESHNET_HTTPS", "MESHNET_HEADS"))}

@@ -141,6 +141,7 @@ OPTIONS = (
     Option(
         "MESHNET_MAX_ANSWERS", "int", 56, "Answers that one head worker has under way or waiting at once.", minimum=1
     ),
+    Option("MESHNET_MAX_CHOICES", "int", 8, "Most answers of one request: its prompts, each `n` times.", minimum=1),
     Option("MESHNET_CONNECT_TIMEOUT_SECONDS", "float", 3.0, "Longest wait for a connection to a node.", minimum=0.1),
     Option("MESHNET_STEP_TIMEOUT_SECONDS", "float", 60.0, "Longest wait for the answer to one step.", minimum=0.1),
     Option(
@@ -188,6 +189,19 @@ OPTIONS = (
     ),
     Option(
         "MESHNET_ALLOWED_HOSTS", "list", ["localhost", "127.0.0.1", "[::1]"], "Host names that the head answers to."
+    ),
+    Option(
+        "MESHNET_API_AUTH",
+        "str",
+        "keys",
+        "Whether `/v1` asks for API keys. `off` only while the bind and all allowed hosts are loopback.",
+        choices=("keys", "off"),
+    ),
+    Option(
+        "MESHNET_CORS_ORIGINS",
+        "list",
+        [],
+        "Origins whose pages may use `/v1` from a browser, such as `https://chat.example.org`; none by default.",
     ),
     Option(
         "FORWARDED_ALLOW_IPS",

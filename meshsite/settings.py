@@ -46,6 +46,7 @@ MESHNET_NODES: list[str] = _options["MESHNET_NODES"]
 MESHNET_PREFILL_PIECE_TOKENS: int = _options["MESHNET_PREFILL_PIECE_TOKENS"]
 MESHNET_MAX_NEW_TOKENS: int = _options["MESHNET_MAX_NEW_TOKENS"]
 MESHNET_MAX_ANSWERS: int = _options["MESHNET_MAX_ANSWERS"]
+MESHNET_MAX_CHOICES: int = _options["MESHNET_MAX_CHOICES"]
 MESHNET_CONNECT_TIMEOUT_SECONDS: float = _options["MESHNET_CONNECT_TIMEOUT_SECONDS"]
 MESHNET_STEP_TIMEOUT_SECONDS: float = _options["MESHNET_STEP_TIMEOUT_SECONDS"]
 MESHNET_STEP_PATIENCE_SECONDS: float = _options["MESHNET_STEP_PATIENCE_SECONDS"]
@@ -56,6 +57,8 @@ MESHNET_SAMPLE_SECONDS: float = _options["MESHNET_SAMPLE_SECONDS"]
 MESHNET_SAMPLE_RETENTION_SECONDS: float = _options["MESHNET_SAMPLE_RETENTION_SECONDS"]
 MESHNET_DJANGO_SECRET_KEY: str = _options["MESHNET_DJANGO_SECRET_KEY"]
 MESHNET_HTTPS: bool = _options["MESHNET_HTTPS"]
+MESHNET_API_AUTH: str = _options["MESHNET_API_AUTH"]
+MESHNET_CORS_ORIGINS: list[str] = _options["MESHNET_CORS_ORIGINS"]
 FORWARDED_ALLOW_IPS: list[str] = _options["FORWARDED_ALLOW_IPS"]
 MESHNET_LOG_LEVEL: str = _options["MESHNET_LOG_LEVEL"]
 
@@ -89,6 +92,8 @@ if SERVES_HEAD:
         "nodes",
         "rest_framework",
         "rest_framework_api_key",
+        "drf_spectacular",
+        "drf_spectacular_sidecar",
         "django.contrib.admin",
         "django.contrib.auth",
         "django.contrib.contenttypes",
@@ -104,6 +109,7 @@ if SERVES_HEAD:
         "meshsite.mesh_paths.MeshPathsFirst",
         # Outermost: under /v1 every answer is JSON and has a request id, whichever layer below gave it.
         "generation.openai.middleware.OpenAIMiddleware",
+        "generation.openai.local_only.LocalOnly",
         "django.middleware.security.SecurityMiddleware",
         "csp.middleware.CSPMiddleware",
         "meshsite.security_headers.SecurityHeaders",
@@ -116,6 +122,12 @@ if SERVES_HEAD:
         "django.middleware.clickjacking.XFrameOptionsMiddleware",
         "axes.middleware.AxesMiddleware",
     ]
+    if MESHNET_CORS_ORIGINS:
+        # Outside of the layer that replaces errors, so that a page can read those too. Its app would only check its
+        # settings under other names than ours.
+        MIDDLEWARE.insert(
+            MIDDLEWARE.index("generation.openai.middleware.OpenAIMiddleware"), "corsheaders.middleware.CorsMiddleware"
+        )
     if ROLE == "all":
         MIDDLEWARE.insert(0, "meshsite.node_paths.NodePathsFirst")
     _database = dj_database_url.parse(_options["DATABASE_URL"] or f"sqlite:///{MESHNET_VAR_DIR / 'meshnet.sqlite3'}")
@@ -160,8 +172,8 @@ if SERVES_HEAD and MESHNET_HTTPS:
     SECURE_HSTS_SECONDS = 365 * 24 * 3600
     SECURE_SSL_REDIRECT = True
     # What programs ask must not be sent on: a redirect loses a POST's body, and their key has gone over plain HTTP
-    # already. Probes and the mesh's own paths are answered before.
-    SECURE_REDIRECT_EXEMPT = [r"^v1/", r"^metrics$"]
+    # already. The page of /v1 is for people. Probes and the mesh's own paths are answered before.
+    SECURE_REDIRECT_EXEMPT = [r"^v1/(?!docs(/|$))", r"^metrics$"]
 # Whether all hosts under this one's name use HTTPS, and whether browsers come to know so beforehand, is not for a head
 # to decide.
 SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
@@ -181,6 +193,16 @@ CONTENT_SECURITY_POLICY = {
     },
 }
 
+# django-cors-headers, in MIDDLEWARE only when origins are named. Never with cookies: keys are sent by the page itself.
+CORS_ALLOWED_ORIGINS = MESHNET_CORS_ORIGINS
+CORS_URLS_REGEX = r"^/v1(/|$)"
+CORS_ALLOW_METHODS = ["GET", "POST", "OPTIONS"]
+# The clients send headers of their own (x-stainless-…). `*` stands for all but Authorization.
+CORS_ALLOW_HEADERS = ["*", "authorization", "content-type", "x-request-id"]
+CORS_EXPOSE_HEADERS = ["retry-after", "x-request-id", "x-should-retry"] + [
+    f"x-ratelimit-{word}-{what}" for what in ("requests", "tokens") for word in ("limit", "remaining", "reset")
+]
+
 # Tries at the admin's login. By address only: a limit for each user would let anybody lock out an operator.
 AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
 AXES_FAILURE_LIMIT = 10
@@ -188,6 +210,8 @@ AXES_COOLOFF_TIME = timedelta(minutes=15)
 AXES_LOCKOUT_PARAMETERS = ["ip_address"]
 AXES_CLIENT_IP_CALLABLE = "meshsite.client_address.client_address"
 AXES_RESET_ON_SUCCESS = True
+AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
+AXES_SENSITIVE_PARAMETERS = ["username"]  # where a password is typed by mistake
 AXES_DISABLE_ACCESS_LOG = True
 AXES_VERBOSE = False
 
@@ -207,6 +231,16 @@ REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_AUTHENTICATION_CLASSES": [],
     "DEFAULT_PERMISSION_CLASSES": [],
     "UNAUTHENTICATED_USER": None,
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+}
+
+SPECTACULAR_SETTINGS: dict[str, Any] = {
+    "TITLE": "meshnet",
+    "DESCRIPTION": "Text generation on this mesh, in the shapes of OpenAI's API.",
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.1",
+    "PREPROCESSING_HOOKS": ["generation.openai.schema.without_slashes"],
+    "POSTPROCESSING_HOOKS": ["generation.openai.schema.complete"],
 }
 
 LOGGING = {
@@ -222,5 +256,7 @@ LOGGING = {
         "urllib3": {"level": "WARNING"},
         # Whoever sends a strange Host header could fill the log and the terminal.
         "django.security.DisallowedHost": {"level": "CRITICAL"},
+        # Below are its own steps.
+        "axes": {"level": "WARNING"},
     },
 }

@@ -19,6 +19,14 @@ class ArchitectureTable:
     def record(self, family: str, split: str, mode: str, *, error: float, ids_equal: bool) -> None:
         self.cells.setdefault((family, split), {})[mode] = (error, ids_equal)
 
+    def as_plain(self) -> list[tuple[str, str, str, float, bool]]:
+        """For another process: `add_plain` there gives the same table."""
+        return [(*key, mode, *cell) for key, row in self.cells.items() for mode, cell in row.items()]
+
+    def add_plain(self, rows: list[tuple[str, str, str, float, bool]]) -> None:
+        for family, split, mode, error, ids_equal in rows:
+            self.record(family, split, mode, error=error, ids_equal=ids_equal)
+
     def lines(self, bar: float) -> list[str]:
         """One line per family and split, the worst error of each mode; what is not equal stands out."""
         modes = list(dict.fromkeys(mode for row in self.cells.values() for mode in row))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from django.conf import settings
 
 from tests import toys
 from tests.architecture_table import TABLE, ArchitectureTable
+from tests.parallel import pytest_collection_modifyitems, pytest_sessionfinish, pytest_testnodedown  # noqa: F401
+from tests.postgres import REQUIRED, Cluster, find_binaries, running_cluster
 from tests.processes import free_port
 from tests.real import RealMesh, running_mesh
 from tests.toy_mesh import ToyMesh, running_toy_mesh
@@ -19,6 +23,10 @@ from tests.toy_mesh import ToyMesh, running_toy_mesh
 transformers.logging.disable_progress_bar()
 # Toys are too small for two threads, which only wait for each other: fifty times slower when other work has a core.
 torch.set_num_threads(1)
+
+
+def pytest_report_header() -> str:
+    return f"database: {settings.DATABASES['default']['ENGINE'].rpartition('.')[2]}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -73,6 +81,22 @@ def toy_mesh(toy_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPat
     """One head and two nodes of a toy model, started once for the whole run."""
     with running_toy_mesh(toy_folder("llama"), tmp_path_factory.mktemp("mesh")) as mesh:
         yield mesh
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Cluster]:
+    """A PostgreSQL cluster of the run's own."""
+    binaries = find_binaries()
+    if binaries is None:
+        advice = (
+            "PostgreSQL's server is missing. `make test` installs it where it may (Debian, as root); elsewhere: "
+            "apt-get install postgresql."
+        )
+        if os.environ.get(REQUIRED) == "1":
+            pytest.fail(advice)
+        pytest.skip(f"{advice} {REQUIRED}=1 makes this a failure.")
+    with running_cluster(binaries) as cluster:
+        yield cluster
 
 
 class Clock:

@@ -17,7 +17,8 @@ from tests.architecture_table import TABLE, ArchitectureTable
 
 ROOT = Path(__file__).parent.parent
 UNIT = ROOT / "tests" / "unit"
-CHAOS = ROOT / "tests" / "chaos"
+#: Folders whose files share one mesh.
+SHARED = tuple(ROOT / "tests" / name for name in ("chaos", "clients"))
 REAL_MESH = "real_mesh"
 TABLE_KEY = "architecture_table"
 
@@ -33,7 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not hasattr(config, "workerinput"):
         return
     groups = {item: group_of(item.nodeid) for item in items}
-    with_database = {group for item, group in groups.items() if item.get_closest_marker("django_db")}
+    with_database = {group for item, group in groups.items() if _uses_database(item)}
     # After others have ordered the tests, or shuffled them; their order within a group stays.
     items.sort(
         key=lambda item: (
@@ -57,14 +58,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def group_of(nodeid: str) -> str:
-    """A file's tests stay on one worker, and so do all files that speak of the real mesh, and all of the folder that
-    breaks one mesh.
+    """A file's tests stay on one worker, and so do all files that speak of the real mesh, and all of a folder that has
+    one mesh.
     """
     file = nodeid.partition("::")[0]
     path = ROOT / file
-    if CHAOS in path.parents:
-        return "chaos"
+    for folder in SHARED:
+        if folder in path.parents:
+            return folder.name
     return REAL_MESH if REAL_MESH in _text(path) else file
+
+
+def _uses_database(item: pytest.Item) -> bool:
+    fixtures = getattr(item, "fixturenames", ())
+    return bool(item.get_closest_marker("django_db")) or "db" in fixtures or "transactional_db" in fixtures
 
 
 @cache

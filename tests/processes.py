@@ -6,11 +6,13 @@ Every process is started and ended by its own handle; nothing else on the machin
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
 import signal
 import socket
+import ssl
 import sys
 import time
 import urllib.error
@@ -23,14 +25,26 @@ from typing import Any
 SECRET = "a-secret-for-tests-only"
 ROOT = Path(__file__).resolve().parent.parent
 
+#: Of each test worker; the kernel's own begin at 32768.
+FIRST_PORT, PORTS = 12_000, 10_000
+# Runs that happen to go on at the same time begin in different places.
+_ports = itertools.count(os.getpid() * 101 % PORTS)
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.preload"])
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port that stays free until its server has it: no client is given it by the kernel, nor another test worker."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while True:
+        port = FIRST_PORT + worker % 2 * PORTS + next(_ports) % PORTS
+        with socket.socket() as sock:
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 30.0, message: str = "") -> Any:
@@ -70,10 +84,12 @@ class Served:
     process: Any = None
     #: Code that the process runs before it becomes a server.
     preload: str = ""
+    #: How the test connects to a process that serves HTTPS.
+    context: ssl.SSLContext | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.context else 'http'}://127.0.0.1:{self.port}"
 
     @property
     def log(self) -> Path:
@@ -93,7 +109,7 @@ class Served:
             if not self.process.is_alive():
                 raise AssertionError(f"{self.url} ended with {self.process.exitcode}:\n{self.log.read_text()}")
             try:
-                with urllib.request.urlopen(f"{self.url}/readyz", timeout=5) as answer:
+                with urllib.request.urlopen(f"{self.url}/readyz", timeout=5, context=self.context) as answer:
                     return bool(answer.status == 200)
             except OSError:
                 return False
@@ -113,7 +129,14 @@ class Served:
         if self.config == "gunicorn_node.py" and self.process.is_alive():
             # A node lets running answers go on for some seconds; a test that is over has none.
             with contextlib.suppress(OSError):
-                call(f"{self.url}/sessions/evict", "POST", {"all": True}, secret_header(), timeout=2)
+                call(
+                    f"{self.url}/sessions/evict",
+                    "POST",
+                    {"all": True},
+                    secret_header(),
+                    timeout=2,
+                    context=self.context,
+                )
         self.process.terminate()
         self.process.join(15)
         if self.process.is_alive():
@@ -196,13 +219,14 @@ def call(
     body: bytes | dict[str, Any] | None = None,
     headers: dict[str, str] | None = None,
     timeout: float = 30.0,
+    context: ssl.SSLContext | None = None,
 ) -> tuple[int, dict[str, str], bytes]:
     """One HTTP request; any status is an answer."""
     sent = {"Content-Type": "application/json", **(headers or {})}
     data = json.dumps(body).encode() if isinstance(body, dict) else body
     request = urllib.request.Request(url, data=data, method=method, headers=sent)
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
+        with urllib.request.urlopen(request, timeout=timeout, context=context) as answer:
             return answer.status, dict(answer.headers), answer.read()
     except urllib.error.HTTPError as error:
         with error:

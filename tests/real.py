@@ -57,15 +57,18 @@ class RealMesh:
 
 
 @contextlib.contextmanager
-def running_mesh(var_dir: Path, *arguments: str) -> Iterator[RealMesh]:
-    """`manage.py mesh --json` as an operator would start it; ended with SIGINT, as Ctrl-C does."""
-    model = real_model()
+def running_mesh(var_dir: Path, *arguments: str, folder: Path | None = None) -> Iterator[RealMesh]:
+    """`manage.py mesh --json` as an operator would start it; ended with SIGINT, as Ctrl-C does.
+
+    `folder` is that of another model than the real one.
+    """
+    name, folder = (folder.name, folder) if folder else (real_model().name, real_model().folder)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MESHNET_")}
     log = var_dir / "mesh.log"
     var_dir.mkdir(parents=True, exist_ok=True)
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "manage.py", "mesh", "--json", "--model", str(model.folder), *arguments],
+            [sys.executable, "manage.py", "mesh", "--json", "--model", str(folder), *arguments],
             cwd=ROOT,
             env={**environ, "MESHNET_VAR_DIR": str(var_dir)},
             stdout=subprocess.PIPE,
@@ -76,7 +79,7 @@ def running_mesh(var_dir: Path, *arguments: str) -> Iterator[RealMesh]:
         try:
             line = process.stdout.readline()
             assert line, f"the mesh did not start:\n{log.read_text()}"
-            yield RealMesh(json.loads(line), var_dir, process, model.name)
+            yield RealMesh(json.loads(line), var_dir, process, name)
         finally:
             process.send_signal(2)
             process.wait(30)

@@ -19,7 +19,7 @@ from django.http import Http404, HttpRequest, JsonResponse
 from django.http.request import UnreadablePostError
 from rest_framework import exceptions
 
-from generation.errors import Cancelled, RequestRefused
+from generation.errors import Cancelled, GaveUp, RequestRefused, TookTooLong
 from nodes import errors as mesh
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ _OF_NODES: dict[type[mesh.MeshnetError], tuple[int, str, str]] = {
     mesh.WrongLayers: (503, "no_route", "The nodes of the mesh changed under this generation."),
     mesh.PayloadTooLarge: (503, "cache_too_small", "The mesh has too little cache memory for so long a text."),
 }
+#: Errors that say that much was tried already, or that the same would come of it again.
+_FINAL = (Cancelled, GaveUp, TookTooLong, mesh.PayloadTooLarge)
 _REFUSED_BY_NODE = (502, "node_refused", "A node refused a step of this generation.")
 
 _BY_STATUS = {
@@ -83,7 +85,7 @@ class Problem:
     def __init__(self, error: BaseException, *, work_done: bool = False) -> None:
         self.status, self.code, self.message, self.param = _describe(error)
         self.headers: dict[str, str] = {}
-        if work_done or isinstance(error, Cancelled):
+        if work_done or isinstance(error, _FINAL):
             self.headers["x-should-retry"] = "false"
         elif retry_after := _retry_after(error):
             self.headers["Retry-After"] = str(retry_after)

@@ -25,6 +25,10 @@ def missing(param: str) -> RequestRefused:
     return refuse(f"'{param}' is missing.", param, code="missing_required_parameter")
 
 
+def unsupported(param: str, why: str = "is not supported here with this value") -> RequestRefused:
+    return refuse(f"'{param}' {why}.", param, code="unsupported_parameter")
+
+
 def text(body: Mapping[str, Any], name: str) -> str | None:
     value = body.get(name)
     if value is not None and not isinstance(value, str):
@@ -45,11 +49,11 @@ def integer(body: Mapping[str, Any], name: str, *, least: int = INT64_MIN, most:
     value = body.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_whole(value):
         raise wrong_type(name, "a whole number")
     if not least <= value <= most:
         raise refuse(f"'{name}' must be at least {least} and at most {most}.", name)
-    return value
+    return int(value)
 
 
 def number(
@@ -66,9 +70,24 @@ def number(
     if value is None:
         return default
     # 1e999 is read as infinity, which the range refuses.
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise wrong_type(name, "a number")
     if not least <= value <= most or (above and value == least):
         lower = f"above {least:g}" if above else f"at least {least:g}"
         raise refuse(f"'{name}' must be {lower} and at most {most:g}.", name)
     return float(value)
+
+
+def mapping(body: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise wrong_type(name, "an object")
+    return value
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

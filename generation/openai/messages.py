@@ -39,8 +39,8 @@ def _read_message(message: object, param: str) -> dict[str, Any]:
     if content is None and role != "assistant":
         raise missing(f"{param}.content")
     read: dict[str, Any] = {"role": ROLES[role], "content": _read_content(content, f"{param}.content")}
-    if role == "assistant" and message.get("tool_calls") is not None:
-        calls = _read_tool_calls(message["tool_calls"], f"{param}.tool_calls")
+    if role == "assistant":
+        calls = _read_calls_of(message, param)
         if calls:
             read["tool_calls"] = calls
     if role in ("tool", "function"):
@@ -74,6 +74,18 @@ def _read_part(part: object, param: str) -> str:
     if not isinstance(part.get(kind), str):
         raise wrong_type(f"{param}.{kind}", "a string")
     return str(part[kind])
+
+
+def _read_calls_of(message: dict[str, Any], param: str) -> list[dict[str, Any]]:
+    """The calls of an assistant's message, also in OpenAI's old form of a single one."""
+    if message.get("tool_calls") is not None:
+        return _read_tool_calls(message["tool_calls"], f"{param}.tool_calls")
+    call = message.get("function_call")
+    if call is None:
+        return []
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        raise wrong_type(f"{param}.function_call", "an object with a 'name'")
+    return _read_tool_calls([{"function": call}], f"{param}.function_call")
 
 
 def _read_tool_calls(calls: object, param: str) -> list[dict[str, Any]]:

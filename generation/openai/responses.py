@@ -1,4 +1,4 @@
-"""The exact shapes of answers, as https://platform.openai.com/docs/api-reference/chat gives them."""
+"""The JSON that all answers share, as https://platform.openai.com/docs/api-reference gives it."""
 
 from __future__ import annotations
 
@@ -6,53 +6,72 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from generation.answer import Answer, Finished
+    from generation.answer import Finished, TextDelta
+    from generation.openai.choices import Choices, Usage
 
 
-def completion(answer: Answer, text: str, finished: Finished) -> dict[str, Any]:
-    """An answer in one piece."""
+class Shape:
+    """Turns the events of a request's answers into chunks of a stream, and keeps what the whole answer needs.
+
+    A subclass says what one choice looks like. For one thread; every event is taken once, in its order.
+    """
+
+    #: `object` of a whole answer and of a chunk.
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, choices: Choices, *, include_usage: bool = False) -> None:
+        self._choices = choices
+        self.include_usage = include_usage
+
+    def opening(self) -> list[dict[str, Any]]:
+        """The chunks that go out before anything was generated."""
+        raise NotImplementedError
+
+    def take(self, index: int, event: TextDelta | Finished) -> list[dict[str, Any]]:
+        """The chunks of one event; after Finished the last is the choice's only one with a finish_reason."""
+        raise NotImplementedError
+
+    def choice(self, index: int) -> dict[str, Any]:
+        """One choice of a whole answer."""
+        raise NotImplementedError
+
+    def whole(self) -> dict[str, Any]:
+        """The answer in one piece, once every choice has finished."""
+        choices = [self.choice(index) for index in range(len(self._choices))]
+        return self._envelope(self.whole_object, choices) | {"usage": usage(self._choices.usage())}
+
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """With `include_usage` each says that its usage is still to come."""
+        return self._envelope(self.chunk_object, [choice]) | ({"usage": None} if self.include_usage else {})
+
+    def usage_chunk(self) -> dict[str, Any]:
+        return self._envelope(self.chunk_object, []) | {"usage": usage(self._choices.usage())}
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._choices.id,
+            "object": kind,
+            "created": self._choices.created,
+            "model": self._choices.model,
+            "system_fingerprint": self._choices.fingerprint,
+            "choices": choices,
+        }
+
+
+def usage(used: Usage) -> dict[str, Any]:
+    """`cached_tokens` is 0: nothing of one request is reused for another (docs/openai.md)."""
     return {
-        "id": answer.id,
-        "object": "chat.completion",
-        "created": answer.created,
-        "model": answer.model,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": finished.reason,
-            }
-        ],
-        "usage": usage(finished),
-    }
-
-
-def chunk(answer: Answer, delta: dict[str, Any], finish_reason: str | None, *, include_usage: bool) -> dict[str, Any]:
-    """One piece of a streamed answer. With `include_usage` each says that its usage is still to come."""
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-    return _chunk(answer, [choice]) | ({"usage": None} if include_usage else {})
-
-
-def usage_chunk(answer: Answer, finished: Finished) -> dict[str, Any]:
-    return _chunk(answer, []) | {"usage": usage(finished)}
-
-
-def _chunk(answer: Answer, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "id": answer.id,
-        "object": "chat.completion.chunk",
-        "created": answer.created,
-        "model": answer.model,
-        "choices": choices,
-    }
-
-
-def usage(finished: Finished) -> dict[str, int]:
-    return {
-        "prompt_tokens": finished.prompt_tokens,
-        "completion_tokens": finished.completion_tokens,
-        "total_tokens": finished.prompt_tokens + finished.completion_tokens,
+        "prompt_tokens": used.prompt_tokens,
+        "completion_tokens": used.completion_tokens,
+        "total_tokens": used.prompt_tokens + used.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
 
 

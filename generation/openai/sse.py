@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.http import HttpRequest
 
-from generation.answer import Answer, Finished, TextDelta
-from generation.errors import Cancelled
-from generation.openai import responses
+from generation.answer import Silence
 from generation.openai.errors import Problem, report
+
+if TYPE_CHECKING:
+    from generation.openai.choices import Choices
+    from generation.openai.responses import Shape
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -20,22 +22,22 @@ KEEP_ALIVE = b": keep-alive\n\n"
 class EventStream:
     """Iterates over the bytes of one streamed answer, one event each. Read and closed by the server's thread.
 
-    The order is: the role, text, one finish, usage if asked for, [DONE]. An error in between is one event
-    with the error JSON and then the end without [DONE], so that nobody takes a cut answer for a whole one. If
-    it ends before the answer has, the answer is cancelled; also if nothing was read at all, which a generator
+    The order is: what opens each choice, text, one finish per choice, usage if asked for, [DONE]. An error in between
+    is one event with the error JSON and then the end without [DONE], so that nobody takes a cut answer for a whole
+    one. If it ends before the answer has, the answer is cancelled; also if nothing was read at all, which a generator
     would not notice.
     """
 
     def __init__(
         self,
-        answer: Answer,
+        choices: Choices,
+        shape: Shape,
         *,
-        include_usage: bool = False,
         client_gone: Callable[[], bool] = lambda: False,
         request: HttpRequest | None = None,
     ) -> None:
-        self._answer = answer
-        self._include_usage = include_usage
+        self._choices = choices
+        self._shape = shape
         self._client_gone = client_gone
         self._request = request
         self._ended = False
@@ -52,30 +54,29 @@ class EventStream:
         self._pieces.close()  # type: ignore[attr-defined]  # a generator
         if not self._ended:
             self._ended = True
-            self._answer.cancel()
+            self._choices.cancel()
 
     def _run(self) -> Iterator[bytes]:
         try:
-            yield self._chunk({"role": "assistant", "content": ""})
-            for event in self._answer.events():
-                if isinstance(event, Finished):
-                    self._ended = True
-                    yield self._chunk({}, event.reason)
-                    if self._include_usage:
-                        yield _event(responses.usage_chunk(self._answer, event))
-                    yield DONE
-                    return
-                if self._client_gone():
-                    return
-                yield self._chunk({"content": event.text}) if isinstance(event, TextDelta) else KEEP_ALIVE
-            raise Cancelled()
+            yield from map(_event, self._shape.opening())
+            for index, event in self._choices.events():
+                if isinstance(event, Silence):
+                    if self._client_gone():
+                        return
+                    yield KEEP_ALIVE
+                    continue
+                for chunk in self._shape.take(index, event):
+                    if self._client_gone():
+                        return
+                    yield _event(chunk)
+            self._ended = True
+            if self._shape.include_usage:
+                yield _event(self._shape.usage_chunk())
+            yield DONE
         except Exception as error:
             # Status 200 went out long ago: whatever it was, the client learns of it here or never.
             report(error, self._request)
             yield _event(Problem(error, work_done=True).body)
-
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        return _event(responses.chunk(self._answer, delta, finish_reason, include_usage=self._include_usage))
 
 
 def _event(value: dict[str, Any]) -> bytes:

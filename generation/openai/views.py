@@ -1,107 +1,97 @@
-"""The endpoints of /v1: check the key, read the request, start the answer, send it."""
+"""The endpoints of /v1: check the key, read the request, start the answers, send them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from django.apps import apps
-from django.db import connection, transaction
-from django.http import (
-    Http404,
-    HttpRequest,
-    HttpResponse,
-    HttpResponseBase,
-    JsonResponse,
-    StreamingHttpResponse,
-)
-from django.utils.decorators import method_decorator
+from django.db import connection
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.views.decorators.csrf import csrf_exempt
-from rest_framework.negotiation import BaseContentNegotiation
-from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
-from rest_framework.views import APIView
 
-from generation.errors import Cancelled, ModelNotFound
-from generation.openai import responses
-from generation.openai.auth import BearerKey
+from generation.errors import ContextLengthExceeded, ModelNotFound
+from generation.openai import responses, schema
+from generation.openai.base_view import OpenAIView, head_runtime
 from generation.openai.body import read_json
 from generation.openai.client_socket import watch
-from generation.openai.errors import CLIENT_GONE, Problem, report
-from nodes.errors import NotReady
+from generation.openai.errors import Problem
+from generation.openai.rate_limits import admit, usable_models
 
 if TYPE_CHECKING:
-    from generation.answer import Answer
+    from generation.answer import ChatRequest, CompletionRequest
+    from generation.openai.choices import Choices
+    from generation.openai.completions import CompletionCall
+    from generation.openai.requests import ChatCall
+    from generation.openai.responses import Shape
     from generation.runtime import HeadRuntime
-
-
-class AnyAccept(BaseContentNegotiation):
-    """Ignores `Accept`: clients of event streams send what Django REST framework would answer with a 406."""
-
-    def select_parser(self, request: Request, parsers: Any) -> None:
-        return None
-
-    def select_renderer(
-        self, request: Request, renderers: Any, format_suffix: str | None = None
-    ) -> tuple[BaseRenderer, str]:
-        return renderers[0], renderers[0].media_type
-
-
-# A transaction would be open for as long as the answer takes, and over before a stream begins (case F06).
-@method_decorator(transaction.non_atomic_requests, name="dispatch")
-class OpenAIView(APIView):
-    """What all endpoints share: the key, JSON errors for everything, no transaction around the request."""
-
-    authentication_classes = [BearerKey]  # noqa: RUF012  # how REST framework spells it
-    parser_classes = []  # noqa: RUF012
-    renderer_classes = [JSONRenderer]  # noqa: RUF012
-    content_negotiation_class = AnyAccept
-
-    def handle_exception(self, exc: Exception) -> HttpResponse:  # type: ignore[override]  # no rendering needed
-        report(exc, self.request._request)
-        return Problem(exc).response()
 
 
 class ChatCompletions(OpenAIView):
     http_method_names = ["post"]  # noqa: RUF012
 
+    @schema.CHAT
     def post(self, request: Request) -> HttpResponseBase:
         # Here, since answers compute: urls and commands must not load torch.
-        from generation import answer as answers
+        from generation.openai.chat_shape import ChatShape
         from generation.openai.requests import read_chat
+        from generation.openai.shared_fields import served_by
 
-        key: Any = request.auth  # the APIKey that BearerKey found
-        call = read_chat(read_json(request._request))
-        client_gone = watch(request.META)
-        answer = answers.start(head_runtime(), call.request, api_key=key, streamed=call.stream, client_gone=client_gone)
-        if not connection.in_atomic_block:
-            connection.close()  # what follows takes long and needs no database (case F06)
-        if not call.stream:
-            return send_whole(answer, client_gone, request._request)
-
-        from generation.openai.sse import EventStream
-
-        return StreamingHttpResponse(
-            EventStream(answer, include_usage=call.include_usage, client_gone=client_gone, request=request._request),
-            content_type="text/event-stream",
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        body = read_json(request._request)
+        runtime = head_runtime()
+        call = read_chat(body, served_by(runtime))
+        choices = start(request, runtime, [call.request], call, prefix="chatcmpl")
+        shape = ChatShape(
+            choices,
+            runtime.prompter,
+            logprobs=call.request.logprobs is not None,
+            tools=bool(call.request.tools),
+            include_usage=call.include_usage,
         )
+        return send(request, choices, shape, stream=call.stream)
+
+
+class Completions(OpenAIView):
+    http_method_names = ["post"]  # noqa: RUF012
+
+    @schema.COMPLETION
+    def post(self, request: Request) -> HttpResponseBase:
+        from generation.openai.completion_shape import CompletionShape
+        from generation.openai.completions import echoed, read_completion, tokenized
+        from generation.openai.shared_fields import served_by
+
+        body = read_json(request._request)
+        runtime = head_runtime()
+        call = read_completion(body, served_by(runtime))
+        requests = [tokenized(one, runtime.prompter) for one in call.requests]
+        texts = echoed(call, runtime.prompter)
+        choices = start(request, runtime, requests, call, prefix="cmpl")
+        shape = CompletionShape(
+            choices,
+            runtime.prompter,
+            logprobs=requests[0].logprobs is not None,
+            echoed=texts,
+            include_usage=call.include_usage,
+        )
+        return send(request, choices, shape, stream=call.stream)
 
 
 class Models(OpenAIView):
     http_method_names = ["get", "head"]  # noqa: RUF012
 
+    @schema.MODELS
     def get(self, request: Request) -> HttpResponse:
-        return JsonResponse(responses.model_list(head_runtime().models(), int(time.time())))
+        return JsonResponse(responses.model_list(usable_models(request, head_runtime()), int(time.time())))
 
 
 class Model(OpenAIView):
     http_method_names = ["get", "head"]  # noqa: RUF012
 
+    @schema.MODEL
     def get(self, request: Request, name: str) -> HttpResponse:
         name = name.removesuffix("/")
-        if name not in head_runtime().models():
+        if name not in usable_models(request, head_runtime()):
             raise ModelNotFound(f"The model {name!r:.200} is not served here.", param="model")
         return JsonResponse(responses.model(name, int(time.time())))
 
@@ -112,31 +102,47 @@ def unknown_url(request: HttpRequest) -> HttpResponse:
     return Problem(Http404()).response()
 
 
-def send_whole(answer: Answer, client_gone: Callable[[], bool], request: HttpRequest) -> HttpResponse:
-    """Waits for the whole answer; cancels it when the client has gone or when it fails."""
-    from generation.answer import Finished, TextDelta
+def start(
+    request: Request,
+    runtime: HeadRuntime,
+    requests: Sequence[ChatRequest] | Sequence[CompletionRequest],
+    call: ChatCall | CompletionCall,
+    *,
+    prefix: str,
+) -> Choices:
+    """Lets the request in and starts its answers."""
+    from generation.openai import choices
 
-    pieces: list[str] = []
+    key: Any = request.auth  # the APIKey that BearerKey found; None without authentication
+    admit(request, runtime, model=requests[0].model, choices=len(requests) * call.n)
     try:
-        for event in answer.events():
-            if isinstance(event, Finished):
-                return JsonResponse(responses.completion(answer, "".join(pieces), event))
-            if client_gone():
-                answer.cancel()
-                return HttpResponse(status=CLIENT_GONE, content_type="application/json")
-            if isinstance(event, TextDelta):
-                pieces.append(event.text)
-        raise Cancelled()
-    except Exception as error:
-        answer.cancel()
-        report(error, request)
-        return Problem(error, work_done=True).response()
+        started = choices.start(
+            runtime,
+            requests,
+            n=call.n,
+            prefix=prefix,
+            api_key=key,
+            streamed=call.stream,
+            client_gone=watch(request.META),
+        )
+    except ContextLengthExceeded as error:
+        if error.param == "max_tokens":
+            error.param = call.limit_field
+        raise
+    if not connection.in_atomic_block:
+        connection.close()  # what follows takes long and needs no database (case F06)
+    return started
 
 
-def head_runtime() -> HeadRuntime:
-    """The head of this process. Raises NotReady while it loads."""
-    app: Any = apps.get_app_config("generation")
-    runtime: HeadRuntime | None = app.runtime
-    if runtime is None:
-        raise NotReady()
-    return runtime
+def send(request: Request, choices: Choices, shape: Shape, *, stream: bool) -> HttpResponseBase:
+    from generation.openai.sse import EventStream
+    from generation.openai.whole import send_whole
+
+    client_gone = watch(request.META)
+    if not stream:
+        return send_whole(choices, shape, client_gone, request._request)
+    return StreamingHttpResponse(
+        EventStream(choices, shape, client_gone=client_gone, request=request._request),
+        content_type="text/event-stream",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+    )

@@ -69,9 +69,10 @@ def raw(head: Served, request: bytes) -> bytes:
         return sock.recv(4096)
 
 
-def test_browsers_are_sent_to_https(head: Served) -> None:
-    status, headers, _ = ask(head, "/admin/login/")
-    assert (status, headers["location"]) == (301, f"https://127.0.0.1:{head.port}/admin/login/")
+@pytest.mark.parametrize("path", ["/admin/login/", "/v1/docs/", "/v1/docs"])
+def test_browsers_are_sent_to_https(head: Served, path: str) -> None:
+    status, headers, _ = ask(head, path)
+    assert (status, headers["location"]) == (301, f"https://127.0.0.1:{head.port}{path}")
     assert "set-cookie" not in headers
 
 
@@ -82,6 +83,7 @@ def test_programs_on_the_machine_are_not(served: tuple[Served, str]) -> None:
     assert ask(head, "/metrics")[0] == 200
     assert ask(head, "/v1/models", Authorization=f"Bearer {key}")[0] == 200
     assert ask(head, "/v1/models")[0] == 401
+    assert ask(head, "/v1/openapi.json")[0] == 200
     assert ask(head, "/mesh/announce", "POST", "{}", Authorization="Bearer wrong")[0] == 401
 
 

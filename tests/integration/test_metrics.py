@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import sqlite3
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -84,13 +85,25 @@ class TwoWorkers:
     def only(self, worker: int) -> Iterator[None]:
         """The other worker is held, so that new connections can go to this one alone."""
         others = [pid for pid in self.workers if pid != worker]
-        for pid in others:
-            os.kill(pid, signal.SIGSTOP)
         try:
+            wait_until(lambda: self._held(others), 20, "a held worker keeps the database locked each time")
             yield
         finally:
             for pid in others:
                 os.kill(pid, signal.SIGCONT)
+
+    def _held(self, workers: list[int]) -> bool:
+        """Holds them; lets them go on again when one of them was in the middle of a write."""
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        with contextlib.closing(sqlite3.connect(self.head.folder / "meshnet.sqlite3", timeout=0)) as database:
+            try:
+                database.execute("BEGIN IMMEDIATE")
+                return True
+            except sqlite3.OperationalError:
+                for pid in workers:
+                    os.kill(pid, signal.SIGCONT)
+                return False
 
     def scrape_each(self) -> list[Samples]:
         """What each worker answers, one after the other."""

@@ -239,6 +239,7 @@ def test_f05_a_database_that_goes_away_costs_rows_and_no_answer(
         lone = TwoHeads([head], processes.prepare_head(head), toy_mesh, cluster)
         with processes.serving(head), ThreadPoolExecutor(1) as threads:
             whole = lone.text(head, 20)
+            wait_until(lambda: lone.number(RUNNING) == 0, 10, "the first answer's row has not ended")
             with toy_mesh.proxy.holding():
                 answer = threads.submit(lone.text, head, 20)
                 wait_until(lambda: lone.number(RUNNING) == 1, 10, "the answer has not begun")

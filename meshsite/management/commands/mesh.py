@@ -44,7 +44,7 @@ class Stopped(Exception):  # reads as what happened
 
 
 class Command(BaseCommand):
-    help = "Starts a local mesh (one head, N nodes, layers split evenly) in the foreground; Ctrl-C ends all of it."
+    help = "Starts a local mesh (a head, and nodes that split the layers evenly) in the foreground until Ctrl-C."
     # The children check the settings as they will see them; what is set for this process is not what they get.
     requires_system_checks: list[str] = []  # noqa: RUF012  # Django's own declaration
 
@@ -55,6 +55,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--model", default=None, help="Name, folder or hub id. Default: MESHNET_MODEL.")
         parser.add_argument("--shards", type=int, default=2, help="How many nodes share the layers (2).")
+        parser.add_argument("--replicas", type=int, default=1, help="How many nodes hold each stretch of layers (1).")
         parser.add_argument("--port", type=int, default=8000, help="The head's port (8000); nodes take the next ones.")
         parser.add_argument(
             "--json", action="store_true", help="Print one line of JSON when ready, the rest to stderr."
@@ -81,17 +82,16 @@ class Command(BaseCommand):
     def _run(self, options: dict[str, Any], stop: Any) -> None:
         var_dir: Path = settings.MESHNET_VAR_DIR
         model, name, folder = self._model(options["model"] or settings.MESHNET_MODEL, options, stop)
-        plan = local_mesh.make_plan(
-            model, layer_count(folder), options["shards"], options["port"], var_dir, settings.BASE_DIR
-        )
+        plan = _plan(model, layer_count(folder), options)
         local_mesh.check_ports(plan)
         made = Secrets()
         mesh = self._prepare(plan, made)
         specs = self.child_specs(plan, made, os.environ, cores=_cores())
         if stop.wait(0):
             raise Stopped()
-        stretches = ", ".join(str(layers) for layers in plan.layers)
-        self._say(f"Starting a head and {len(plan.layers)} nodes with the layers {stretches} of {name} …")
+        stretches = ", ".join(str(layers) for layers in plan.stretches)
+        each = "" if plan.replicas == 1 else f", {plan.replicas} to each stretch,"
+        self._say(f"Starting a head and {len(plan.layers)} nodes{each} with the layers {stretches} of {name} …")
         with Supervisor(specs, var_dir / "logs", self._say) as supervisor:
             try:
                 if not supervisor.wait_until_ready(stop.wait):
@@ -115,10 +115,7 @@ class Command(BaseCommand):
             if model != DEFAULT_MODEL and not is_hub_id(model):
                 raise
             # What can be refused before minutes of fetching is refused now; the number of layers is not known yet.
-            shards = options["shards"]
-            local_mesh.check_ports(
-                local_mesh.make_plan(model, max(shards, 1), shards, options["port"], var_dir, settings.BASE_DIR)
-            )
+            local_mesh.check_ports(_plan(model, max(options["shards"], 1), options))
             self._say(f"The model {model} is not here yet.")
             self._fetch(model, stop)
             name, folder, commit = locate(model, var_dir, download=False)
@@ -174,6 +171,7 @@ class Command(BaseCommand):
             f"  Chat     {mesh.head}/v1/chat/completions   (OpenAI-style; model {name})",
             f"  API key  {mesh.api_key}",
             f"  Admin    {mesh.head}/admin/   user {mesh.admin_user}   password {mesh.admin_password}",
+            *([] if plan.replicas == 1 else [f"  Nodes    {nodes_line(plan)}"]),
             f"  Logs     {plan.var_dir / 'logs'}",
             "",
             "Try it:",
@@ -192,6 +190,13 @@ class Command(BaseCommand):
         stream.flush()
 
 
+def nodes_line(plan: Plan) -> str:
+    """Which nodes stand in for each other: `0:15 node1, node2; 15:30 node3, node4`."""
+    nodes = local_mesh.names(plan)[1:]
+    groups = [nodes[start : start + plan.replicas] for start in range(0, len(nodes), plan.replicas)]
+    return "; ".join(f"{layers} {', '.join(group)}" for layers, group in zip(plan.stretches, groups, strict=True))
+
+
 def curl_line(mesh: MeshFile, model: str) -> str:
     """A command that can be pasted into a shell and answers."""
     body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
@@ -202,6 +207,18 @@ def curl_line(mesh: MeshFile, model: str) -> str:
         "-d", json.dumps(body),
     )  # fmt: skip
     return shlex.join(words)
+
+
+def _plan(model: str, n_layers: int, options: dict[str, Any]) -> Plan:
+    return local_mesh.make_plan(
+        model,
+        n_layers,
+        options["shards"],
+        options["port"],
+        settings.MESHNET_VAR_DIR,
+        settings.BASE_DIR,
+        replicas=options["replicas"],
+    )
 
 
 def _cores() -> int:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
@@ -10,6 +11,7 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
+from generation.key_usage import add_usage, day_of
 from generation.models import APIKey
 from tests.unit.nodes.manage import manage
 
@@ -54,7 +56,9 @@ def test_list_is_an_aligned_table() -> None:
     first, second = create("a"), create("a much longer name", "--expires", "1h")
     run("revoke", first["prefix"])
     header, *lines = run("list").splitlines()
-    assert header.split() == ["PREFIX", "NAME", "STATE", "CREATED", "EXPIRES"]
+    assert re.split(r" {2,}", header) == [
+        "PREFIX", "NAME", "STATE", "CREATED", "EXPIRES", "LAST USED", "REQUESTS/MIN", "TOKENS/DAY", "AT ONCE", "MODELS",
+    ]  # fmt: skip
     column = header.index("STATE")
     assert {line.split()[0]: line[column:].split()[0] for line in lines} == {
         first["prefix"]: "revoked",
@@ -81,10 +85,109 @@ def test_who_pastes_the_whole_key_does_not_see_it_again() -> None:
     assert "secret-kind" not in str(caught.value)
 
 
-def test_an_unknown_prefix_is_code_1() -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["revoke", "nobody"],
+        ["revoke", "nobody.and-its-secret"],
+        ["limit", "nobody", "--tokens-per-day", "5"],
+        ["usage", "--key", "nobody"],
+    ],
+)
+def test_an_unknown_prefix_is_code_1(arguments: list[str]) -> None:
     with pytest.raises(CommandError, match="No API key has the prefix 'nobody'") as caught:
-        run("revoke", "nobody")
+        run(*arguments)
     assert caught.value.returncode == 1
+
+
+# -- limits
+
+
+LIMITS = ("--requests-per-minute", "60", "--tokens-per-day", "5000", "--concurrent-generations", "2")
+
+
+def test_a_key_is_made_with_limits_and_says_so() -> None:
+    made = json.loads(run("create", "--name", "app", "--json", *LIMITS, "--models", "a/one, b/two"))
+    assert made["limits"] == {
+        "models": ["a/one", "b/two"],
+        "requests_per_minute": 60,
+        "tokens_per_day": 5000,
+        "concurrent_generations": 2,
+    }
+    assert APIKey.objects.get().model_ids == ["a/one", "b/two"]
+    assert re.search(r"never +60 +5000 +2 +a/one,b/two$", run("list"), re.MULTILINE)
+    assert "Limits: 60 requests per minute, only a/one." in run(
+        "create", "--name", "x", "--requests-per-minute", "60", "--models", "a/one"
+    )
+    assert "It has no limits." in run("create", "--name", "free")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["create", "--name", "x", "--tokens-per-day=-5"],
+        ["create", "--name", "x", "--concurrent-generations", "99999999999"],
+        ["create", "--name", "x", "--models", ","],
+        ["limit", "--tokens-per-day", "5"],
+        ["usage", "--days", "0"],
+        ["usage", "--days", "000000000036501"],
+    ],
+)
+def test_numbers_that_are_no_limits_and_no_days_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(CommandError):
+        run(*arguments)
+    assert not APIKey.objects.exists()
+
+
+def test_limits_are_changed_one_by_one() -> None:
+    prefix = create("app", *LIMITS)["prefix"]
+    said = run("limit", prefix, "--requests-per-minute", "5", "--tokens-per-day", "none")
+    assert said == f"The key {prefix} (app): Limits: 5 requests per minute, 2 generations at once.\n"
+    run("limit", prefix, "--models", "a/one")
+    changed = json.loads(run("limit", prefix, "--concurrent-generations", "none", "--json"))
+    assert changed["limits"] == {
+        "models": ["a/one"],
+        "requests_per_minute": 5,
+        "tokens_per_day": None,
+        "concurrent_generations": None,
+    }
+    run("limit", prefix, "--models", "none", "--requests-per-minute", "none")
+    assert not APIKey.objects.get().has_limits and APIKey.objects.get().model_ids == []
+
+
+# -- usage
+
+
+def test_usage_is_shown_by_day_and_key() -> None:
+    one, two = create("one")["prefix"], create("two")["prefix"]
+    today = day_of(timezone.now())
+    for prefix, days_ago in ((one, 0), (two, 0), (one, 29), (one, 30)):
+        row = APIKey.objects.get(prefix=prefix)
+        add_usage(row.pk, today - timedelta(days=days_ago), requests=2, prompt_tokens=70, completion_tokens=5)
+    listed = json.loads(run("usage", "--json"))["usage"]
+    assert [(day["prefix"], day["day"]) for day in listed] == [
+        (one, today.isoformat()),
+        (two, today.isoformat()),
+        (one, (today - timedelta(days=29)).isoformat()),
+    ]
+    assert listed[0] == {
+        "day": today.isoformat(),
+        "prefix": one,
+        "name": "one",
+        "requests": 2,
+        "prompt_tokens": 70,
+        "completion_tokens": 5,
+    }
+    assert len(json.loads(run("usage", "--json", "--days", "31", "--key", one))["usage"]) == 3
+    header, line = run("usage", "--days", "1", "--key", two).splitlines()
+    assert re.split(r" {2,}", header) == ["DAY", "PREFIX", "NAME", "REQUESTS", "PROMPT TOKENS", "ANSWER TOKENS"]
+    assert line.split() == [today.isoformat(), two, "two", "2", "70", "5"]
+
+
+def test_no_usage_is_said_to_be_none() -> None:
+    create()
+    assert run("usage") == "No key was used in 30 days.\n"
+    assert json.loads(run("usage", "--json")) == {"usage": []}
 
 
 def test_it_works_from_a_shell(tmp_path: Path) -> None:
@@ -110,6 +213,8 @@ def test_it_works_from_a_shell(tmp_path: Path) -> None:
         ["create", "--name", "x", "--expires", "soon"],
         ["create", "--name", "x", "--expires", "999999999d"],
         ["revoke"],
+        ["create", "--name", "x", "--requests-per-minute", "0"],
+        ["limit", "abcdefgh"],
     ],
 )
 def test_wrong_usage_is_code_2(arguments: list[str], tmp_path: Path) -> None:

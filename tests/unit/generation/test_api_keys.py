@@ -6,6 +6,7 @@ import pytest
 from django.utils import timezone
 
 from generation import api_keys
+from generation.api_keys import KeyInfo, Limits
 from generation.models import APIKey
 
 pytestmark = pytest.mark.django_db
@@ -47,3 +48,21 @@ def test_what_is_told_of_a_key_is_not_the_key() -> None:
     said = str([info.as_json() for info in api_keys.listed()])
     assert key.partition(".")[2] not in said
     assert row.hashed_key not in said
+
+
+def test_limits_that_are_not_named_stay() -> None:
+    info, _ = api_keys.create("app", limits=Limits(("a/one",), requests_per_minute=5, tokens_per_day=100))
+    changed = api_keys.limit(info.prefix, requests_per_minute=None, concurrent_generations=3)
+    assert changed.limits == Limits(("a/one",), None, 100, 3)
+    with pytest.raises(APIKey.DoesNotExist):
+        api_keys.limit("nobody", tokens_per_day=1)
+
+
+def test_of_two_who_see_at_once_that_it_is_due_one_writes_the_use() -> None:
+    api_keys.create("app")
+    row, same = APIKey.objects.get(), APIKey.objects.get()
+    api_keys.note_use(row)
+    noted = APIKey.objects.get().last_used_at
+    api_keys.note_use(same)  # has not seen the other's write
+    assert noted is not None and APIKey.objects.get().last_used_at == noted
+    assert KeyInfo.of(APIKey.objects.get()).as_json()["last_used_at"] == noted.isoformat()

@@ -102,6 +102,9 @@ class Runtime:
         self.waiting.set()
         assert self.ended.wait(5)
 
+    def let_go(self) -> None:
+        self.told.append("let go")
+
 
 @pytest.fixture
 def worker(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
@@ -109,12 +112,13 @@ def worker(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(gunicorn_conf, "follow_parent", lambda parent, sig: lambda: None)
     settings.ROLE, settings.SERVES_HEAD = "node", False
     settings.ROOT_URLCONF = "meshsite.urls_node"
-    former = signal.getsignal(signal.SIGTERM)
+    former = {sig: signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)}
     worker = SimpleNamespace(log=Log(), ppid=os.getppid(), left=[])
     worker.notify = lambda: None
     worker.handle_exit = lambda sig, frame: worker.left.append(sig)
     yield worker
-    signal.signal(signal.SIGTERM, former)
+    for sig, handler in former.items():
+        signal.signal(sig, handler)
     for label in ("nodes", "generation"):
         apps.get_app_config(label).runtime = None  # type: ignore[attr-defined]
 
@@ -159,7 +163,7 @@ def test_f08_a_node_lets_running_answers_go_on_before_gunicorn_leaves(
     assert worker.left == [], "it still serves"
     runtime.ended.set()
     assert left.wait(5)
-    assert worker.left == [["drain"]]
+    assert worker.left == [["drain", "let go"]]
 
 
 def test_a_second_signal_does_not_wait(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,3 +246,60 @@ def test_a_later_worker_is_refused(monkeypatch: pytest.MonkeyPatch, settings: An
     gunicorn_node.nworkers_changed(server, 2, 1)
     assert server.num_workers == 1
     assert "A node keeps its one worker" in server.log.lines[0]
+
+
+class FakeAnnouncer:
+    """Takes down what it is told, beside what the runtime is."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+
+    def say_goodbye(self) -> None:
+        self.told.append("good-bye")
+
+
+@pytest.fixture
+def announcing(worker: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The runtime of a node with heads, loaded; `worker.started` is what began to announce it."""
+    import nodes.announcer
+
+    runtime = Runtime()
+    runtime.ended.set()
+    worker.started, worker.gone = [], threading.Event()
+    announcer = FakeAnnouncer(runtime.told)
+    settings.MESHNET_HEADS = ["http://127.0.0.1:8000"]
+    worker.sockets = [
+        SimpleNamespace(getsockname=lambda: "/run/node.sock"),
+        SimpleNamespace(getsockname=lambda: ("", 8001)),
+    ]
+
+    def handle_exit(sig: int, frame: Any) -> None:
+        worker.left.append(list(runtime.told))
+        worker.gone.set()
+
+    def start_announcing(*given: Any) -> FakeAnnouncer:
+        worker.started.append(given)
+        return announcer
+
+    worker.handle_exit = worker.handle_quit = handle_exit
+    monkeypatch.setattr(nodes.announcer, "start_announcing", start_announcing)
+    monkeypatch.setattr(apps.get_app_config("nodes"), "announcer", None)
+    boot(monkeypatch, runtime)
+    gunicorn_conf.load_worker(worker)
+    return runtime
+
+
+def test_a_node_with_heads_announces_its_port_and_says_good_bye_before_it_leaves(worker: Any, announcing: Any) -> None:
+    assert worker.started == [(announcing, 8001)]
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert worker.gone.wait(5)
+    assert worker.left == [["drain", "good-bye", "let go"]]
+    gunicorn_conf.stop_runtimes()
+    assert announcing.told == ["drain", "good-bye", "let go", "good-bye", "stop"], "the announcer says it once"
+
+
+def test_ctrl_c_says_good_bye_and_the_masters_echo_does_not_break_it_off(worker: Any, announcing: Any) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    assert worker.left == [["good-bye"]]
+    os.kill(os.getpid(), signal.SIGQUIT)
+    assert worker.left == [["good-bye"]]

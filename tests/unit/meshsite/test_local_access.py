@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from django.contrib.auth import authenticate, get_user_model
+from django.http import HttpRequest
 
 from generation.models import APIKey
 from meshsite.local_access import ADMIN_USER, NotLoopback, make_admin, prepare
@@ -28,8 +29,8 @@ def test_keys_that_somebody_made_stay() -> None:
 def test_the_admin_user_gets_a_new_password_and_may_do_everything() -> None:
     prepare(HEAD, [], "first password")
     prepare(HEAD, [], "second password")
-    assert authenticate(username=ADMIN_USER, password="first password") is None
-    user = authenticate(username=ADMIN_USER, password="second password")
+    assert authenticate(HttpRequest(), username=ADMIN_USER, password="first password") is None
+    user = authenticate(HttpRequest(), username=ADMIN_USER, password="second password")
     assert user is not None
     assert user.is_superuser  # type: ignore[union-attr]
     assert get_user_model().objects.count() == 1
@@ -38,7 +39,7 @@ def test_the_admin_user_gets_a_new_password_and_may_do_everything() -> None:
 def test_other_users_are_left_alone() -> None:
     get_user_model().objects.create_user("admin", password="of their own")
     prepare(HEAD, [], "password")
-    assert authenticate(username="admin", password="of their own") is not None
+    assert authenticate(HttpRequest(), username="admin", password="of their own") is not None
 
 
 def test_nodes_of_other_meshes_are_forgotten() -> None:

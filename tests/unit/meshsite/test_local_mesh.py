@@ -36,6 +36,32 @@ def test_a_port_that_does_not_exist_is_refused(tmp_path: Path, port: int) -> Non
         make_plan("m", 30, 2, port, tmp_path, tmp_path)
 
 
+def test_replicas_of_a_stretch_stand_side_by_side_in_layer_order(tmp_path: Path) -> None:
+    plan = make_plan("m", 30, 2, 8000, tmp_path, tmp_path, replicas=2)
+    *nodes, head = child_specs(plan, Secrets(), {}, cores=8)
+    assert [(node.name, node.env["MESHNET_LAYERS"], node.env["MESHNET_BIND"]) for node in nodes] == [
+        ("node1", "0:15", "127.0.0.1:8001"),
+        ("node2", "0:15", "127.0.0.1:8002"),
+        ("node3", "15:30", "127.0.0.1:8003"),
+        ("node4", "15:30", "127.0.0.1:8004"),
+    ]
+    assert {node.env["MESHNET_THREADS"] for node in nodes} == {"2"}, "8 cores for 4 nodes"
+    assert head.env["MESHNET_NODES"] == ",".join(plan.node_urls)
+    assert local_mesh.mesh_file(plan, Secrets(), "key", "mesh-admin").nodes == plan.node_urls
+    assert plan.ports == [8000, 8001, 8002, 8003, 8004]
+
+
+@pytest.mark.parametrize("replicas", [0, -1, 17])
+def test_a_number_of_replicas_that_cannot_be_is_refused(tmp_path: Path, replicas: int) -> None:
+    with pytest.raises(MeshRefused, match=f"--replicas {replicas}: each shard needs 1 to 16 nodes"):
+        make_plan("m", 30, 2, 8000, tmp_path, tmp_path, replicas=replicas)
+
+
+def test_replicas_need_ports_too(tmp_path: Path) -> None:
+    with pytest.raises(MeshRefused, match="between 1 and 65529"):
+        make_plan("m", 30, 2, 65530, tmp_path, tmp_path, replicas=3)
+
+
 def test_every_taken_port_is_named_with_the_process_that_wanted_it(tmp_path: Path) -> None:
     port = free_ports(3)
     plan = make_plan("m", 30, 2, port, tmp_path, tmp_path)
@@ -117,6 +143,12 @@ def test_what_the_user_has_set_for_another_mesh_does_not_get_in_the_way(plan: Pl
     environ = {
         "MESHNET_SECRET": "of another mesh",
         "MESHNET_SECRET_FILE": "/run/secrets/mesh",
+        "MESHNET_SECRET_ALSO": "of another mesh, too",
+        "MESHNET_TLS_CERT": "/etc/node.pem",
+        "MESHNET_TLS_KEY_FILE": "/etc/node.key",
+        "MESHNET_NODE_CA": "/etc/ca.pem",
+        "MESHNET_HTTPS": "on",
+        "MESHNET_HEADS": "https://elsewhere",
         "MESHNET_NODES": "http://elsewhere:1",
         "MESHNET_LAYERS": "0:1",
         "GUNICORN_CMD_ARGS": "--workers 4",
@@ -128,6 +160,9 @@ def test_what_the_user_has_set_for_another_mesh_does_not_get_in_the_way(plan: Pl
     for spec in (*nodes, head):
         assert spec.env["MESHNET_SECRET"] == made.mesh_secret
         assert "MESHNET_SECRET_FILE" not in spec.env
+        for name in ("MESHNET_SECRET_ALSO", "MESHNET_TLS_", "MESHNET_NODE_CA", "MESHNET_HTTPS"):
+            assert not [found for found in spec.env if found.startswith(name)]
+        assert "https://elsewhere" not in spec.env.values()
         assert "GUNICORN_CMD_ARGS" not in spec.env
 
 

@@ -13,6 +13,7 @@ import pytest
 from django.contrib.auth import authenticate
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.http import HttpRequest
 
 from generation.models import APIKey
 from meshsite.local_mesh import Plan, Secrets, child_specs, only_mesh
@@ -51,7 +52,7 @@ class Run:
     def __init__(self, var_dir: Path, model: Path) -> None:
         self.var_dir = var_dir
         self.model = model
-        self.port = free_ports(3)
+        self.port = free_ports(5)
         self.modes: Mapping[str, str] = {}
         self.specs: list[ChildSpec] = []
         self.looks: list[MeshFile | None] = []
@@ -96,12 +97,25 @@ def test_it_starts_one_head_and_two_nodes_and_says_where_everything_is(run: Run)
         assert f"{name} is ready after" in said
 
 
+def test_with_replicas_each_stretch_has_several_nodes_and_the_message_says_which(run: Run) -> None:
+    run("--replicas", "2")
+    assert [(spec.name, spec.env.get("MESHNET_LAYERS")) for spec in run.specs] == [
+        ("node1", "0:2"), ("node2", "0:2"), ("node3", "2:4"), ("node4", "2:4"), ("head", None),
+    ]  # fmt: skip
+    said = run.out.getvalue()
+    assert "Starting a head and 4 nodes, 2 to each stretch, with the layers 0:2, 2:4 of my-model" in said
+    assert "  Nodes    0:2 node1, node2; 2:4 node3, node4\n" in said
+    mesh = run.looks[0]
+    assert mesh is not None
+    assert mesh.nodes == tuple(f"http://127.0.0.1:{run.port + offset}" for offset in (1, 2, 3, 4))
+
+
 def test_key_and_password_are_those_of_the_database(run: Run) -> None:
     run()
     mesh = run.looks[0]
     assert mesh is not None
     assert APIKey.objects.usable(mesh.api_key) is not None
-    assert authenticate(username=mesh.admin_user, password=mesh.admin_password) is not None
+    assert authenticate(HttpRequest(), username=mesh.admin_user, password=mesh.admin_password) is not None
 
 
 def test_the_printed_curl_line_is_one_that_a_shell_takes(run: Run) -> None:

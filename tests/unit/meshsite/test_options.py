@@ -75,5 +75,5 @@ def test_every_option_has_a_name_of_ours_and_a_sentence_of_help() -> None:
     names = [option.name for option in OPTIONS]
     assert len(names) == len(set(names))
     for option in OPTIONS:
-        assert re.fullmatch(r"MESHNET_[A-Z_]+|DATABASE_URL", option.name)
+        assert re.fullmatch(r"MESHNET_[A-Z_]+|DATABASE_URL|FORWARDED_ALLOW_IPS", option.name)
         assert option.help.endswith(".")

@@ -54,6 +54,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "MESHNET_PREFILL_PIECE_TOKENS": ("64", 64),
     "MESHNET_MAX_NEW_TOKENS": ("99", 99),
     "MESHNET_MAX_ANSWERS": ("17", 17),
+    "MESHNET_MAX_CHOICES": ("3", 3),
     "MESHNET_CONNECT_TIMEOUT_SECONDS": ("1.5", 1.5),
     "MESHNET_STEP_TIMEOUT_SECONDS": ("7.5", 7.5),
     "MESHNET_BUSY_WAIT_SECONDS": ("4.5", 4.5),
@@ -64,6 +65,8 @@ OTHER: dict[str, tuple[str, Any]] = {
     "MESHNET_SAMPLE_RETENTION_SECONDS": ("900", 900.0),
     "MESHNET_DJANGO_SECRET_KEY": ("a key of Django's", "a key of Django's"),
     "MESHNET_ALLOWED_HOSTS": ("mesh.example.org", ["mesh.example.org"]),
+    "MESHNET_API_AUTH": ("off", "off"),
+    "MESHNET_CORS_ORIGINS": ("https://one.example,http://two:3000", ["https://one.example", "http://two:3000"]),
     "DATABASE_URL": ("postgres://user:word@db.example.org/mesh", "mesh"),
 }
 #: Options that become a setting of another name.
@@ -120,3 +123,12 @@ def test_the_settings_give_every_option_its_value(loaded_settings: dict[str, Any
     assert given == {name: value for name, (_, value) in OTHER.items()}
     assert loaded_settings["SECRET_KEY"] == OTHER["MESHNET_DJANGO_SECRET_KEY"][1]
     assert loaded_settings["LOGGING"]["root"]["level"] == OTHER["MESHNET_LOG_LEVEL"][1]
+
+
+def test_pages_of_named_origins_are_told_so_outside_of_the_layer_that_replaces_errors(
+    loaded_settings: dict[str, Any],
+) -> None:
+    middleware = loaded_settings["MIDDLEWARE"]
+    place = middleware.index("corsheaders.middleware.CorsMiddleware")
+    assert middleware[place + 1] == "generation.openai.middleware.OpenAIMiddleware"
+    assert loaded_settings["CORS_ALLOWED_ORIGINS"] == OTHER["MESHNET_CORS_ORIGINS"][1]

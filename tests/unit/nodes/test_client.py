@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from nodes import connections
-from nodes import framing, wire
+from nodes import connections, framing, wire
 from nodes.client import HttpNodeClient
 from nodes.errors import (
     BadRequest,

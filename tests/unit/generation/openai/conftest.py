@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.apps import apps
 from django.test import Client
+from django.utils import timezone
 
 from generation import answer as answers
-from generation.answer import ChatRequest, Finished, TextDelta
-from generation.errors import ModelNotFound
+from generation.answer import ChatRequest, CompletionRequest, Finished, TextDelta
+from generation.errors import ContextLengthExceeded, ModelNotFound
 from generation.models import APIKey
+from tests.processes import wait_until
 
 MODEL = "toy/llama"
+VOCAB = 320
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+COMPLETION = {"model": MODEL, "prompt": "The capital of France is"}
 PARIS = (TextDelta("Par"), TextDelta("is."), Finished("stop", 7, 2))
 
 
@@ -25,33 +30,75 @@ class FakeAnswer:
     """Plays a script: events are given out, exceptions are raised, functions are called."""
 
     def __init__(self, script: tuple[Any, ...], *, number: int = 1) -> None:
-        self.id = f"chatcmpl-{number}"
         self.created = 1_700_000_000 + number
         self.model = MODEL
         self.cancelled = 0
         self.given = 0
+        self.is_over = False
         self._script = script
 
     def events(self) -> Iterator[Any]:
         for step in self._script:
             if isinstance(step, BaseException):
+                self.is_over = True
                 raise step
             if callable(step):
                 step()
                 continue
             self.given += 1
+            self.is_over = isinstance(step, Finished)
             yield step
+        self.is_over = True
 
     def cancel(self) -> None:
         self.cancelled += 1
 
+    def join(self, timeout: float) -> None:
+        """The script is played by whoever reads: give that thread a turn."""
+        wait_until(lambda: self.is_over, timeout, "a script was not played")
+
+
+class FakePrompter:
+    """Every character is a token whose id is its code; 200 to 255 are lone bytes."""
+
+    context_length = 64
+    supports_tools = False
+
+    def text_ids(self, text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(self.token_text(token_id) for token_id in ids)
+
+    def budget(self, prompt_tokens: int, max_tokens: int | None, *, param: str = "messages") -> int:
+        if prompt_tokens >= self.context_length:
+            raise ContextLengthExceeded("Too long.", param=param)
+        if max_tokens is not None and max_tokens > self.context_length - prompt_tokens:
+            raise ContextLengthExceeded("Too long.", param="max_tokens")
+        return self.context_length - prompt_tokens if max_tokens is None else max_tokens
+
+    def token_text(self, token_id: int) -> str:
+        return "\ufffd" if token_id >= 200 else chr(token_id)
+
+    def token_bytes(self, token_id: int) -> list[int]:
+        return [token_id]
+
 
 @dataclass
 class FakeHead:
-    """Stands in for HeadRuntime and for `answer.start`; keeps what was asked."""
+    """Stands in for HeadRuntime and for `answer.start`; keeps what was asked.
+
+    `scripts` are those of the first answers, `script` is that of all others. `refusals` are raised for the starts
+    that they count, `refusal` for all.
+    """
 
     script: tuple[Any, ...] = PARIS
+    scripts: list[tuple[Any, ...]] = field(default_factory=list)
     refusal: Exception | None = None
+    refusals: dict[int, Exception] = field(default_factory=dict)
+    prompter: FakePrompter = field(default_factory=FakePrompter)
+    boot_id: str = "boot"
+    settings: Any = field(default_factory=lambda: SimpleNamespace(fingerprint="f1", dtype="float32", vocab_size=VOCAB))
     state: dict[str, Any] = field(default_factory=lambda: {"ready": True})
     asked: list[dict[str, Any]] = field(default_factory=list)
     made: list[FakeAnswer] = field(default_factory=list)
@@ -65,7 +112,7 @@ class FakeHead:
     def start(
         self,
         runtime: Any,
-        request: ChatRequest,
+        request: ChatRequest | CompletionRequest,
         *,
         api_key: APIKey | None,
         streamed: bool,
@@ -76,17 +123,18 @@ class FakeHead:
         self.asked.append({"request": request, "api_key": api_key, "streamed": streamed})
         if request.model != MODEL:
             raise ModelNotFound(f"{request.model} is not served here.", param="model")
-        if self.refusal is not None:
-            raise self.refusal
-        self.made.append(FakeAnswer(self.script, number=len(self.made) + 1))
+        refusal = self.refusals.get(len(self.asked), self.refusal)
+        if refusal is not None:
+            raise refusal
+        script = self.scripts[len(self.made)] if len(self.made) < len(self.scripts) else self.script
+        self.made.append(FakeAnswer(script, number=len(self.made) + 1))
         return self.made[-1]
 
     @property
-    def request(self) -> ChatRequest:
-        """What the only request came to."""
+    def request(self) -> Any:
+        """What the only answer was asked for."""
         (asked,) = self.asked
-        request: ChatRequest = asked["request"]
-        return request
+        return asked["request"]
 
 
 @pytest.fixture
@@ -99,7 +147,8 @@ def head(monkeypatch: pytest.MonkeyPatch) -> FakeHead:
 
 @pytest.fixture
 def key(db: None) -> str:
-    _, key = APIKey.objects.create_key(name="test")
+    # Just used: that it is used now is not written again.
+    _, key = APIKey.objects.create_key(name="test", last_used_at=timezone.now())
     return key
 
 

@@ -3,9 +3,12 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from django.db import connection
+import time_machine
+from django.db import DatabaseError, connection
+from django.db.models.query import QuerySet
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -66,10 +69,44 @@ def test_e02_the_mesh_secret_does_not_open_the_api(head: FakeHead, settings: Any
     assert_is_error(ask("Bearer a-secret-of-the-mesh"), 401, "invalid_api_key")
 
 
-def test_a_key_is_checked_with_one_read_and_no_write(head: FakeHead, key: str) -> None:
+def test_a_key_is_checked_with_one_read_and_once_a_minute_one_write(head: FakeHead, key: str) -> None:
+    start = timezone.now()
+    for seconds, words in ((0, ["SELECT"]), (59, ["SELECT"]), (61, ["SELECT", "UPDATE"]), (120, ["SELECT"])):
+        with (
+            time_machine.travel(start + timedelta(seconds=seconds), tick=False),
+            CaptureQueriesContext(connection) as queries,
+        ):
+            assert ask(f"Bearer {key}").status_code == 200
+        assert [query["sql"].split()[0] for query in queries] == words
+    assert APIKey.objects.get().last_used_at == start + timedelta(seconds=61)
+
+
+def test_a_wrong_key_is_not_used(head: FakeHead, key: str) -> None:
+    APIKey.objects.update(last_used_at=None)
+    ask(f"Bearer {key}x")
+    assert APIKey.objects.get().last_used_at is None
+
+
+def test_f05_a_use_that_cannot_be_written_refuses_nobody(
+    head: FakeHead, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    APIKey.objects.update(last_used_at=None)
+    monkeypatch.setattr(QuerySet, "update", Mock(side_effect=DatabaseError("locked")))
+    assert ask(f"Bearer {key}").status_code == 200
+
+
+@pytest.mark.parametrize("authorization", [None, "Bearer sk-none", "Basic dTpw"])
+def test_without_authentication_no_key_is_asked_for_nor_looked_at(
+    head: FakeHead, settings: Any, authorization: str | None
+) -> None:
+    settings.MESHNET_API_AUTH = "off"
+    headers = {"Host": "localhost"} if authorization is None else {"Host": "localhost", "Authorization": authorization}
     with CaptureQueriesContext(connection) as queries:
-        ask(f"Bearer {key}")
-    assert [query["sql"].split()[0] for query in queries] == ["SELECT"]
+        response = Client().post(
+            "/v1/chat/completions", data=json.dumps(CHAT), content_type="application/json", headers=headers
+        )
+    assert response.status_code == 200
+    assert (len(queries), head.asked[0]["api_key"]) == (0, None)
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/toy/llama"])

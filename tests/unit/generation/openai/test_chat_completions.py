@@ -16,7 +16,7 @@ from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 
 from generation.answer import Finished, Silence, TextDelta
-from generation.errors import Cancelled, ContextLengthExceeded, GaveUp, NoRoute, RequestRefused
+from generation.errors import Cancelled, ContextLengthExceeded, GaveUp, NoRoute, RequestRefused, TookTooLong
 from generation.openai.body import MAX_BODY_BYTES
 from nodes.errors import (
     BadRequest,
@@ -27,12 +27,13 @@ from nodes.errors import (
     NodeProtocolError,
     NodeTimeout,
     NodeUnreachable,
+    PayloadTooLarge,
     Released,
     Unauthorized,
     WrongLayers,
 )
 
-from .conftest import CHAT, MODEL, FakeHead, assert_is_error
+from .conftest import CHAT, MODEL, PARIS, FakeHead, assert_is_error
 
 Post = Callable[..., Any]
 
@@ -40,8 +41,10 @@ Post = Callable[..., Any]
 def test_an_answer_has_the_exact_shape(post: Post, head: FakeHead) -> None:
     response = post()
     assert response.status_code == 200
-    assert response.json() == {
-        "id": "chatcmpl-1",
+    body = response.json()
+    assert body.pop("id").startswith("chatcmpl-")
+    assert body.pop("system_fingerprint").startswith("fp_")
+    assert body == {
         "object": "chat.completion",
         "created": 1_700_000_001,
         "model": MODEL,
@@ -53,10 +56,47 @@ def test_an_answer_has_the_exact_shape(post: Post, head: FakeHead) -> None:
                 "finish_reason": "stop",
             }
         ],
-        "usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9},
+        "usage": {
+            "prompt_tokens": 7,
+            "completion_tokens": 2,
+            "total_tokens": 9,
+            "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
+        },
     }
     assert head.asked[0]["streamed"] is False
     assert head.asked[0]["api_key"].name == "test"
+
+
+def test_several_choices_stand_in_one_answer(post: Post, head: FakeHead) -> None:
+    head.scripts = [PARIS, (TextDelta("Rome?"), Finished("length", 7, 3))]
+    body = post({**CHAT, "n": 2}).json()
+    assert [(choice["index"], choice["message"]["content"]) for choice in body["choices"]] == [
+        (0, "Paris."),
+        (1, "Rome?"),
+    ]
+    assert [choice["finish_reason"] for choice in body["choices"]] == ["stop", "length"]
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (7, 5)
+
+
+@override_settings(MESHNET_MAX_CHOICES=2)
+def test_the_server_says_how_many_choices_there_may_be(post: Post, head: FakeHead) -> None:
+    assert post({**CHAT, "n": 2}).status_code == 200
+    assert "2" in assert_is_error(post({**CHAT, "n": 3}), 400, "invalid_value", "n")["message"]
+
+
+def test_a_later_choice_that_is_refused_is_not_to_be_asked_for_again(post: Post, head: FakeHead) -> None:
+    head.refusals = {2: Busy()}
+    response = post({**CHAT, "n": 3})
+    assert_is_error(response, 503, "busy")
+    assert response.headers["x-should-retry"] == "false"
+    assert "Retry-After" not in response.headers
+    assert head.made[0].cancelled == 1
 
 
 def test_silences_leave_no_trace_in_an_answer_in_one_piece(post: Post, head: FakeHead) -> None:
@@ -278,7 +318,6 @@ def test_503_while_the_head_loads(post: Post, monkeypatch: pytest.MonkeyPatch) -
         (RequestRefused("The template refuses.", param="messages"), 400, "invalid_value", "messages"),
         (NoRoute("Layers 15:30 are missing."), 503, "no_route", None),
         (Busy(), 503, "busy", None),
-        (GaveUp("3 repairs."), 503, "gave_up", None),
         (NodeUnreachable(), 502, "node_unreachable", None),
         (NodeTimeout(), 504, "node_timeout", None),
         (NodeProtocolError(), 502, "node_protocol_error", None),
@@ -310,10 +349,22 @@ def test_what_a_node_refused_is_never_the_clients_fault(post: Post, head: FakeHe
     assert response.json()["error"]["type"] == "server_error"
 
 
-def test_what_was_cancelled_is_not_to_be_asked_for_again(post: Post, head: FakeHead) -> None:
-    head.refusal = Cancelled()
+@pytest.mark.parametrize(
+    "error, status, code",
+    [
+        (Cancelled(), 503, "cancelled"),
+        (GaveUp("8 routes."), 503, "gave_up"),
+        (TookTooLong(), 504, "generation_timeout"),
+        (PayloadTooLarge(), 503, "cache_too_small"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_what_would_be_as_much_work_again_is_not_to_be_asked_for_again(
+    post: Post, head: FakeHead, error: Exception, status: int, code: str
+) -> None:
+    head.refusal = error
     response = post()
-    assert_is_error(response, 503, "cancelled")
+    assert_is_error(response, status, code)
     assert response.headers["x-should-retry"] == "false"
 
 
@@ -398,9 +449,7 @@ def test_a_client_that_stays_is_not_cancelled(head: FakeHead, key: str) -> None:
 
 
 def test_one_query_answers_a_chat_and_nothing_is_written(post: Post) -> None:
-    with CaptureQueriesContext(
-        connection,
-    ) as queries:
+    with CaptureQueriesContext(connection) as queries:
         post()
     assert len(queries) == 1
     assert queries[0]["sql"].startswith("SELECT")

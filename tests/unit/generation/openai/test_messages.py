@@ -107,6 +107,20 @@ def test_tool_calls_of_the_wrong_shape_are_refused_by_name(calls: Any) -> None:
     assert param is not None and param.startswith("messages[0].tool_calls")
 
 
+def test_the_old_form_of_a_call_is_one_too() -> None:
+    call = {"name": "add", "arguments": '{"a": 1}'}
+    (read,) = read_messages([{"role": "assistant", "content": None, "function_call": call}])
+    assert read["tool_calls"] == [
+        {"id": "", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}},
+    ]
+
+
+@pytest.mark.parametrize("call", ["x", {}, {"name": 5}, {"name": "f", "arguments": "[1]"}], ids=repr)
+def test_an_old_call_of_the_wrong_shape_is_refused_by_name(call: Any) -> None:
+    param = refused([{"role": "assistant", "content": None, "function_call": call}]).param
+    assert param is not None and param.startswith("messages[0].function_call")
+
+
 @pytest.mark.parametrize("calls", [None, []])
 def test_no_tool_calls_leave_no_trace(calls: Any) -> None:
     assert read_messages([{"role": "assistant", "content": "x", "tool_calls": calls}]) == [

@@ -12,11 +12,14 @@ from django.db import connection
 
 from generation.answer import Finished, Silence, TextDelta
 from generation.errors import ContextLengthExceeded, GaveUp
+from generation.openai.chat_shape import ChatShape
+from generation.openai.choices import Choices
 from generation.openai.client_socket import watch
 from generation.openai.sse import EventStream
 from nodes.errors import KVCacheMiss, NodeTimeout
+from tests.processes import wait_until
 
-from .conftest import CHAT, MODEL, PARIS, FakeAnswer, FakeHead, assert_is_error
+from .conftest import CHAT, MODEL, PARIS, FakeAnswer, FakeHead, FakePrompter, assert_is_error
 
 Post = Callable[..., Any]
 STREAM = {**CHAT, "stream": True}
@@ -37,7 +40,8 @@ def events(content: bytes) -> list[Any]:
 
 
 def stream(answer: FakeAnswer, **options: Any) -> EventStream:
-    return EventStream(answer, **options)  # type: ignore[arg-type]
+    choices = Choices(answer, n=1, total=1, id="chatcmpl-1", fingerprint="fp_1")  # type: ignore[arg-type]
+    return EventStream(choices, ChatShape(choices, FakePrompter()), **options)  # type: ignore[arg-type]
 
 
 def test_c01_a_stream_has_the_exact_shape(post: Post, head: FakeHead) -> None:
@@ -48,15 +52,16 @@ def test_c01_a_stream_has_the_exact_shape(post: Post, head: FakeHead) -> None:
     def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return {
-            "id": "chatcmpl-1",
+            "id": chunks[0]["id"],
             "object": "chat.completion.chunk",
             "created": 1_700_000_001,
             "model": MODEL,
+            "system_fingerprint": chunks[0]["system_fingerprint"],
             "choices": [choice],
         }
 
     assert chunks == [
-        chunk({"role": "assistant", "content": ""}),
+        chunk({"role": "assistant", "content": "", "refusal": None}),
         chunk({"content": "Par"}),
         chunk({"content": "is."}),
         chunk({}, "stop"),
@@ -79,7 +84,8 @@ def test_c01_usage_is_one_more_chunk_when_asked_for(post: Post) -> None:
     *before, finish, usage, done = events(post(WITH_USAGE).getvalue())
     assert done == "[DONE]"
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+    assert usage["usage"]["total_tokens"] == 9
+    assert usage["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert finish["choices"][0]["finish_reason"] == "stop"
     assert all(chunk["usage"] is None and chunk["choices"] for chunk in [*before, finish])
     assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in [*before, finish, usage]}) == 1
@@ -203,3 +209,48 @@ def test_f06_a_stream_holds_no_database_connection(post: Post, head: FakeHead, m
     assert order == ["closed"]
     assert response.getvalue().endswith(b"[DONE]\n\n")
     assert order == ["closed", "streaming"]
+
+
+# -- several choices
+
+
+def test_each_choice_has_its_own_role_text_and_finish(post: Post, head: FakeHead) -> None:
+    head.scripts = [PARIS, (TextDelta("Rome?"), Finished("length", 7, 3))]
+    *chunks, usage, done = events(post({**WITH_USAGE, "n": 2}).getvalue())
+    assert done == "[DONE]"
+    assert all(len(chunk["choices"]) == 1 for chunk in chunks)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice["index"] for choice in choices[:2]] == [0, 1]
+    assert all(choice["delta"]["role"] == "assistant" for choice in choices[:2])
+    for index, text, reason in ((0, "Paris.", "stop"), (1, "Rome?", "length")):
+        of_this = [choice for choice in choices if choice["index"] == index]
+        assert "".join(choice["delta"].get("content", "") for choice in of_this) == text
+        assert [choice["finish_reason"] for choice in of_this if choice["finish_reason"]] == [reason]
+        assert of_this[-1]["delta"] == {}
+    assert (usage["usage"]["prompt_tokens"], usage["usage"]["completion_tokens"]) == (7, 5)
+    assert len({(chunk["id"], chunk["created"], chunk["system_fingerprint"]) for chunk in [*chunks, usage]}) == 1
+
+
+def test_c02_a_choice_that_fails_ends_the_stream_for_all(post: Post, head: FakeHead) -> None:
+    head.scripts = [PARIS, (NodeTimeout(),)]
+    response = post({**STREAM, "n": 2})
+    *_, last = events(response.getvalue())
+    response.close()
+    assert last["error"]["code"] == "node_timeout"
+    assert [answer.cancelled for answer in head.made] == [1, 1]
+
+
+def test_d01_a_closed_stream_cancels_every_choice(post: Post, head: FakeHead) -> None:
+    head.script = (TextDelta("a"), lambda: wait_until(lambda: head.made[0].cancelled, 10, "not cancelled"))
+    response = post({**STREAM, "n": 3})
+    pieces = iter(response.streaming_content)
+    while b'"content":"a"' not in next(pieces):
+        pass
+    wait_until(lambda: len(head.made) == 3, 10, "not all were begun")
+    response.close()
+    assert [answer.cancelled for answer in head.made] == [1, 1, 1]
+
+
+def test_d01_a_stream_that_was_never_read_begins_no_further_choices(post: Post, head: FakeHead) -> None:
+    post({**STREAM, "n": 3}).close()
+    assert [answer.cancelled for answer in head.made] == [1]

@@ -21,7 +21,7 @@ NO_CLUSTER := /etc/postgresql-common/createcluster.d/meshnet-tests.conf
 # How tests are shared out (docs/decisions/0015-two-test-workers.md); ARGS="-n 0" runs them in one process.
 SPREAD := -n 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup clients chromium postgresql run node test schema chaos soak bench lint format
+.PHONY: help setup clients chromium postgresql run node test test-postgresql schema chaos soak bench lint format
 .NOTPARALLEL:
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make test     install, run the whole suite, on the default model, on PostgreSQL and in a browser too (as root"
 	@echo "              on Debian it installs chromium and postgresql when they are missing)"
 	@echo "make schema   many random requests against the schema of /v1 (MESHNET_SCHEMA_EXAMPLES=500 to each endpoint)"
+	@echo "make test-postgresql  all tests of the database on PostgreSQL (make test: those that write)"
 	@echo "make chaos    every node of a route, at every kind of step, meets every fault (6 minutes; docs/chaos.md)"
 	@echo "make soak     10 minutes of clients and random faults; ARGS=\"--seconds 60 --seed 7\""
 	@echo "make bench    milliseconds per token at a short and at a long text, on the running mesh or one of its own"
@@ -97,6 +98,10 @@ test: setup clients chromium postgresql
 	@echo "== The model for the tests"
 	@$(PY) manage.py fetch_model "$${MESHNET_REAL_MODEL:-SmolLM2-135M-Instruct}"
 	MESHNET_REAL_MODEL_TESTS=1 MESHNET_POSTGRESQL_TESTS=1 MESHNET_CLIENT_TESTS=1 $(PY) -m pytest $(SPREAD) $(ARGS)
+
+# All tests that use the database, on PostgreSQL; `make test` runs those that write to it.
+test-postgresql: setup postgresql
+	MESHNET_POSTGRESQL_TESTS=all $(PY) -m pytest tests/integration/test_postgresql.py $(ARGS)
 
 # Many random requests to a toy mesh; MESHNET_SCHEMA_EXAMPLES says how many to each endpoint.
 schema: setup

@@ -253,15 +253,11 @@ def test_f05_a_database_that_goes_away_costs_rows_and_no_answer(
 
 #: Where rows are written, locked and counted; the others read them, or write as these do.
 WRITERS = [
-    "generation/test_api_keys.py",
-    "generation/test_cancel.py",
     "generation/test_keeper.py",
     "generation/test_key_usage.py",
     "generation/test_limits.py",
     "generation/test_prune.py",
     "generation/test_record.py",
-    "generation/test_totals.py",
-    "meshsite/test_local_access.py",
     "nodes/test_announcements.py",
     "nodes/test_joining.py",
     "nodes/test_samples.py",
@@ -290,4 +286,4 @@ def test_tests_of_the_database_pass_on_postgresql_too(postgres: Cluster) -> None
     assert "database: postgresql" in done.stdout
     passed = re.search(r"(\d+) passed,? .*in ", done.stdout)
     assert passed is not None, done.stdout[-2000:]
-    assert int(passed[1]) > (600 if everything else 100)
+    assert int(passed[1]) > (600 if everything else 80)

@@ -18,7 +18,7 @@ CHROMIUM := /usr/bin/chromium
 INITDB := /usr/lib/postgresql/*/bin/initdb
 # Tells Debian's package not to start a cluster for the whole machine when it is installed.
 NO_CLUSTER := /etc/postgresql-common/createcluster.d/meshnet-tests.conf
-# How tests are shared out (docs/decisions/0015-two-test-workers.md); ARGS="-n 0" runs them in one process.
+# How tests are shared out (docs/decisions/0015-test-workers.md); ARGS="-n 0" runs them in one process.
 SPREAD := -n 3 --dist loadscope --no-loadscope-reorder
 
 .PHONY: help setup clients chromium postgresql run node test test-postgresql schema chaos soak bench lint format

@@ -1,7 +1,7 @@
-"""What `-n 2` needs: which tests keep together, in which order, and what workers measured.
+"""What `-n 3` needs: which tests keep together, in which order, and what workers measured.
 
-`make test` gives `-n 2 --dist loadscope --no-loadscope-reorder`: groups are handed out one by one in the order below.
-Why: docs/decisions/0015-two-test-workers.md.
+`make test` gives `-n 3 --dist loadscope --no-loadscope-reorder`: groups are handed out one by one in the order below.
+Why: docs/decisions/0015-test-workers.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Orders the groups on each worker, as they are handed out.
 
     Files that use the database in the test's process come first: a browser that has run on a worker leaves a loop on
-    its thread, where Django refuses the database. Then what takes longest, so that both workers end at about one time.
+    its thread, where Django refuses the database. Then what takes longest, so that all workers end at about one time.
     """
     yield
     if not hasattr(config, "workerinput"):

@@ -21,7 +21,7 @@ NO_CLUSTER := /etc/postgresql-common/createcluster.d/meshnet-tests.conf
 # How tests are shared out (docs/decisions/0015-test-workers.md); ARGS="-n 0" runs them in one process.
 SPREAD := -n 3 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup clients chromium postgresql run node test test-postgresql schema chaos soak bench lint format
+.PHONY: help setup clients chromium postgresql run node test test-postgresql test-bench schema chaos soak bench lint format
 .NOTPARALLEL:
 
 help:
@@ -33,7 +33,7 @@ help:
 	@echo "make test-postgresql  all tests of the database on PostgreSQL (make test: those that write)"
 	@echo "make chaos    every node of a route, at every kind of step, meets every fault (6 minutes; docs/chaos.md)"
 	@echo "make soak     10 minutes of clients and random faults; ARGS=\"--seconds 60 --seed 7\""
-	@echo "make bench    milliseconds per token at a short and at a long text, on the running mesh or one of its own"
+	@echo "make bench    the mesh side by side with its peers on this machine (ARGS=--quick: within 4 minutes)"
 	@echo "make setup    install into $(VENV) only"
 	@echo "make lint     ruff, mypy, Django's checks, missing migrations"
 	@echo "make format   let ruff put the code into its form"
@@ -117,8 +117,13 @@ chaos: setup
 soak: setup
 	$(CHAOS) soak $(ARGS)
 
+# The whole benchmark on a toy model; no number is judged.
+test-bench: setup
+	MESHNET_BENCH_TESTS=1 $(PY) -m pytest tests/integration/test_bench.py $(ARGS)
+
 bench: setup
-	@$(PY) manage.py bench $(ARGS)
+	@$(PY) manage.py fetch_model
+	@exec $(PY) manage.py bench $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 
 from generation.directory import NodeDirectory
@@ -165,15 +165,23 @@ class TokenLoop:
         self._tell("prefill" if self.progress.prefills == 0 else "re-prefill", f"{len(text)} tokens")
         self.progress.prefills += 1
         size = self._settings.piece_tokens if self.progress.cached else len(text)
-        new: list[int] = []
-        for start in range(0, len(text), size):
-            if start and self._stopped():
-                return None
-            piece = text[start : start + size]
-            last = start + size >= len(text)
-            new = self._steps.run(route, piece, past_len=start, fresh=start == 0, want_token=last)
+        stopped = False
+
+        def pieces() -> Iterator[list[int]]:
+            nonlocal stopped
+            for start in range(0, len(text), size):
+                if start and self._stopped():
+                    stopped = True
+                    return
+                yield text[start : start + size]
+
+        def passed() -> None:
             self._line.leave(self)  # the slots are taken: the next in line may ask
             self._admitted()
+
+        new = self._steps.run_pieces(route, pieces(), len(text), passed)
+        if stopped:
+            return None
         if self.progress.cached:
             self.progress.reprefills += self._has_prefilled
             self._has_prefilled = True

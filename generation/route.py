@@ -1,8 +1,8 @@
 """Which nodes serve which layers for one generation. Pure functions: no HTTP, no clock, no database.
 
-A step costs, on one node, its round trip plus its time for each layer it runs; a generation beside others waits for
-theirs. Both are linear in the number of layers, so that the cheapest route cuts only where some node's layers begin
-or end: the joints. Between two joints one node is the cheapest, and from joint to joint the cheapest way is found
+A step costs, on one node, its round trip plus its time for each layer it runs, and somewhat more beside other
+generations. Both are linear in the number of layers, so that the cheapest route cuts only where some node's layers
+begin or end: the joints. Between two joints one node is the cheapest, and from joint to joint the cheapest way is found
 backwards from the last layer (dynamic programming).
 """
 
@@ -22,6 +22,8 @@ from nodes.layers import LayerRange
 PENALTY_MS = 1e7
 #: What a node without a free slot weighs: more than any time, less than a fault.
 FULL_MS = 1e5
+#: What each other generation on a node adds to a step's time there: steps that wait run as one, so not much.
+LOAD_SHARE = 0.2
 #: Ways that differ by less are the same: rounding of sums, no measurement.
 SAME_MS = 1e-6
 
@@ -42,7 +44,7 @@ class RouteNode:
     hop_ms: float = 1.0
     #: What each layer costs, for a session that is alone.
     layer_ms: float = 1.0
-    #: Other generations that step there now: the engine runs one step after the other.
+    #: Other generations that step there now.
     load: int = 0
     #: No slot is free: a prefill would be refused as busy.
     is_full: bool = False
@@ -55,7 +57,7 @@ class RouteNode:
 
     @property
     def slope_ms(self) -> float:
-        return self.layer_ms * (1 + self.load)
+        return self.layer_ms * (1 + LOAD_SHARE * self.load)
 
     def cost_ms(self, layers: int) -> float:
         """What a step through so many of its layers costs."""

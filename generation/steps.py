@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from generation.directory import NodeDirectory
 from generation.job import HopTimes, Job, LoopSettings, Progress
+from generation.pipeline import Pipeline
 from generation.route import Hop, Route
 from nodes.client import StepAnswer
 from nodes.errors import MeshnetError, NodeProtocolError
@@ -33,6 +36,18 @@ class Embeds(Protocol):
 
 class Uncached(Exception):
     """A node on the route does not cache."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some tokens on their way: hidden states behind the hops that they have passed, and at last the new ids."""
+
+    ids: list[int]
+    past_len: int
+    fresh: bool
+    want_token: bool
+    hidden: torch.Tensor | None = None
+    new: list[int] = field(default_factory=list)
 
 
 class Steps:
@@ -63,25 +78,50 @@ class Steps:
         node's URL in it, NodeProtocolError for answers that cannot be right, and Uncached when a cached step was not
         acknowledged.
         """
-        hidden = self._embedder.embed(ids)
-        *inner, tail = route.hops
-        for hop in inner:
-            headers = self._headers(hop, route, past_len, fresh)
-            with _blaming(hop):
+        piece = _Piece(ids, past_len, fresh, want_token)
+        for hop in route.hops:
+            piece = self._through(route, hop, piece)
+        return piece.new
+
+    def run_pieces(
+        self, route: Route, pieces: Iterable[list[int]], total: int, passed: Callable[[], None]
+    ) -> list[int]:
+        """A prompt of `total` tokens in pieces, which follow each other from hop to hop without waiting for the tail.
+
+        `passed` is called after each piece that went through every hop, maybe on another thread. Returns and raises
+        as `run`; pieces may end early, and then there is no new id.
+        """
+        new: list[int] = []
+
+        def told(piece: _Piece) -> None:
+            new[:] = piece.new
+            passed()
+
+        stages = [partial(self._through, route, hop) for hop in route.hops]
+        Pipeline(stages).run(_pieces(pieces, total), told)
+        return new
+
+    def _through(self, route: Route, hop: Hop, piece: _Piece) -> _Piece:
+        """One piece through one hop."""
+        ids, hidden = piece.ids, piece.hidden
+        if hidden is None:
+            hidden = self._embedder.embed(ids)
+        headers = self._headers(hop, route, piece.past_len, piece.fresh)
+        held = piece.past_len + len(ids)
+        with _blaming(hop):
+            if hop is not route.hops[-1]:
                 answer = self._send(hop, headers, Payload(hidden))
                 if answer.hidden is None or answer.hidden.shape != hidden.shape:
                     raise NodeProtocolError(f"{hop.url} did not answer hidden states of the shape it was sent.")
-                self._check_acknowledgement(hop, answer, past_len + len(ids))
-            hidden = answer.hidden
-        headers = self._headers(tail, route, past_len, fresh)
-        with _blaming(tail):
+                self._check_acknowledgement(hop, answer, held)
+                return replace(piece, hidden=answer.hidden)
             token_ids = torch.tensor([ids]) if self._job.sampling.needs_history else None
-            answer = self._send(tail, headers, Payload(hidden, token_ids, self._sampling(want_token)))
+            answer = self._send(hop, headers, Payload(hidden, token_ids, self._sampling(piece.want_token)))
             if answer.hidden is not None:
-                raise NodeProtocolError(f"{tail.url} answered hidden states instead of a token.")
-            self._check_acknowledgement(tail, answer, past_len + len(ids))
+                raise NodeProtocolError(f"{hop.url} answered hidden states instead of a token.")
+            self._check_acknowledgement(hop, answer, held)
             self.logprobs = answer.logprobs
-            return self._new_tokens(tail, answer) if want_token else []
+            return replace(piece, hidden=None, new=self._new_tokens(hop, answer) if piece.want_token else [])
 
     def _send(self, hop: Hop, headers: StepHeaders, payload: Payload) -> StepAnswer:
         self._progress.touched.add(hop.url)
@@ -151,3 +191,10 @@ def _blaming(hop: Hop) -> Iterator[None]:
     except MeshnetError as error:
         error.node = hop.url
         raise
+
+
+def _pieces(pieces: Iterable[list[int]], total: int) -> Iterator[_Piece]:
+    past_len = 0
+    for ids in pieces:
+        yield _Piece(ids, past_len, fresh=past_len == 0, want_token=past_len + len(ids) >= total)
+        past_len += len(ids)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nodes import framing, proof, proof_record
+from nodes.batching import Budget
 from nodes.engine import Engine
 from nodes.kv_sessions import SessionCacheStore, StoreLimits
 from nodes.layers import LayerRange
@@ -34,6 +35,7 @@ def start_node(
     sweep_seconds: float = 1.0,
     allow_untested: bool = False,
     proofs: Path | None = None,
+    budget: Budget | None = None,
 ) -> NodeRuntime:
     """Loads and proves a shard on a new engine's thread. Raises ShardRefused when it must not serve.
 
@@ -78,6 +80,7 @@ def start_node(
         kv_enabled=kv_enabled,
         sweep_seconds=sweep_seconds,
         decode_text=decode_text,
+        budget=budget,
     )
 
 

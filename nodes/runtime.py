@@ -8,23 +8,27 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from nodes import framing, proof, sampling
+from nodes import framing, proof
+from nodes.batching import Budget
 from nodes.client import StepAnswer
 from nodes.engine import Engine
 from nodes.engine_embedder import EngineEmbedder
-from nodes.errors import BadRequest, Busy, ComputeFailed, Draining, MeshnetError, WrongLayers, WrongModel
+from nodes.errors import BadRequest, Busy, Draining, MeshnetError, WrongLayers, WrongModel
 from nodes.framing import Payload
-from nodes.kv_sessions import SessionCacheEntry, SessionCacheStore
+from nodes.kv_sessions import SessionCacheStore
 from nodes.layers import LayerRange
 from nodes.limits import changed_limits
 from nodes.process import resident_bytes, versions
-from nodes.sampling import Sampling, TokenLogprobs
+from nodes.sampling import Sampling
 from nodes.shard import Embedder, ModelShard
+from nodes.step import Step, StepResult
+from nodes.step_queue import StepQueue
+from nodes.step_runner import StepRunner
 from nodes.step_statistics import StepStatistics
 from nodes.wire import StepHeaders, Timings
 
@@ -41,14 +45,6 @@ class Identity:
     model: str
     fingerprint: str
     boot_id: str
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What the tail chose in one step."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None = None
 
 
 class NodeRuntime:
@@ -68,6 +64,7 @@ class NodeRuntime:
         kv_enabled: bool = True,
         sweep_seconds: float = 1.0,
         decode_text: Callable[[int], str] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self._shard = shard
         self._store = store
@@ -79,6 +76,8 @@ class NodeRuntime:
         # Each of them holds a thread of the server: cached steps, probes and evictions must find one too.
         self._stateless_slots = threading.BoundedSemaphore(store.limits.max_sessions)
         self._statistics = StepStatistics()
+        self._runner = StepRunner(shard, store)
+        self._steps = StepQueue(engine, self._runner, budget=budget, counted=self._statistics.count_turn)
         self._started_at = time.time()
         # The server has threads for twice the slots that it was started with.
         self._most_sessions = 2 * store.limits.max_sessions
@@ -124,10 +123,11 @@ class NodeRuntime:
                 raise Draining("This node is leaving now: the answer must go on elsewhere.")
             entry = self._store.take(headers.session, held, need if tokens > 1 else 0)
         try:
-            timed = self._run(lambda: self._step(entry, payload, headers.past_len, layers, params))
+            step = Step(entry, layers, payload.hidden, headers.past_len, params, payload.token_ids)
+            result = self._steps.submit(step).result()
         finally:
             self._store.done(entry)
-        return self._answer(timed, entry)
+        return self._answer(result, past_len=result.held)
 
     def _stateless(
         self, headers: StepHeaders, payload: Payload, layers: LayerRange, params: Sampling | None
@@ -140,85 +140,25 @@ class NodeRuntime:
         if not self._stateless_slots.acquire(blocking=False):
             raise Busy("Too many stateless steps are waiting already.")
         try:
-            return self._answer(self._run(lambda: self._compute(payload, 0, None, layers, params)), None)
+            timed = self._engine.submit(
+                lambda: self._runner.run_stateless(payload.hidden, layers, params, payload.token_ids)
+            ).result()
+            result = replace(timed.value, timings=Timings(timed.queue_ms, timed.compute_ms))
+            return self._answer(result, past_len=None)
         finally:
             self._stateless_slots.release()
 
-    def _step(
-        self,
-        entry: SessionCacheEntry,
-        payload: Payload,
-        past_len: int | None,
-        layers: LayerRange,
-        params: Sampling | None,
-    ) -> tuple[Any, int]:
-        """On the engine's thread: one step on an entry's cache. Returns the result and the tokens now held."""
-        self._store.begin(entry, layers, past_len)
-        try:
-            result, _ = self._compute(payload, past_len or 0, entry.cache, layers, params)
-            return result, self._store.commit(entry)
-        except BaseException:
-            self._store.fail(entry)
-            raise
-
-    def _compute(
-        self,
-        payload: Payload,
-        past_len: int,
-        cache: Any,
-        layers: LayerRange,
-        params: Sampling | None,
-    ) -> tuple[Any, int]:
-        """On the engine's thread: hidden states of an inner stretch, or what the tail chose (None: not wanted)."""
-        hidden = payload.hidden
-        total = past_len + hidden.shape[1]
-        history = _history(payload, past_len, cache)
-        if params is not None and params.want_token and params.needs_history and len(history) != total:
-            raise BadRequest("Penalties need the token_ids of every step of the text.")
-        try:
-            if params is None:
-                output = self._shard.forward(hidden, past_len, cache, layers)
-            elif params.want_token:
-                output = self._shard.logits(hidden, past_len, cache, layers)
-            else:
-                self._shard.forward(hidden, past_len, cache, layers)
-                return None, total
-        except Exception as error:
-            # Whatever a model's code raises is this step's failure and nothing else's.
-            logger.exception("A step failed in layers %s.", layers)
-            raise ComputeFailed(f"The layers {layers} failed: {type(error).__name__}.") from error
-        if not bool(torch.isfinite(output).all()):
-            raise ComputeFailed(f"The layers {layers} produced NaN or infinite values.")
-        if params is None:
-            with torch.inference_mode(mode=False):
-                # A plain copy, made here: inference tensors stay on this thread, and a copy of a long prompt made on
-                # an HTTP thread would start an OpenMP pool there.
-                return output.cpu().clone(), total
-        logits = output.cpu()
-        token_id = sampling.choose(logits, params, total, history)
-        if params.logprobs is None:
-            return Chosen(token_id), total
-        return Chosen(token_id, sampling.logprobs_of(logits, token_id, params.logprobs)), total
-
-    def _run(self, work: Callable[[], tuple[Any, int]]) -> tuple[Any, int, Timings]:
-        timed = self._engine.submit(work).result()
-        value, held = timed.value
-        return value, held, Timings(timed.queue_ms, timed.compute_ms)
-
-    def _answer(self, run: tuple[Any, int, Timings], entry: SessionCacheEntry | None) -> StepAnswer:
-        value, held, timings = run
-        past_len = held if entry is not None else None
-        if isinstance(value, torch.Tensor):
-            return StepAnswer(hidden=value, past_len=past_len, timings=timings)
-        if value is None:
-            return StepAnswer(has_token_id=True, text="", past_len=past_len, timings=timings)
+    def _answer(self, result: StepResult, past_len: int | None) -> StepAnswer:
+        if result.chosen is None:
+            return StepAnswer(hidden=result.hidden, past_len=past_len, timings=result.timings)
+        token_id = result.chosen.token_id
         return StepAnswer(
-            token_id=value.token_id,
+            token_id=token_id,
             has_token_id=True,
-            text=self._decode_text(value.token_id),
-            logprobs=value.logprobs,
+            text="" if token_id is None else self._decode_text(token_id),
+            logprobs=result.chosen.logprobs,
             past_len=past_len,
-            timings=timings,
+            timings=result.timings,
         )
 
     def _check(self, headers: StepHeaders, payload: Payload) -> LayerRange:
@@ -395,16 +335,3 @@ class NodeRuntime:
             except Exception:
                 # One bad session must not end the expiry of all others (case D08).
                 logger.exception("The sweep failed; trying again in %g s.", seconds)
-
-
-def _history(payload: Payload, past_len: int, cache: Any) -> list[int]:
-    """The ids of the text so far, as far as they were sent with its steps; kept beside the cache."""
-    if payload.token_ids is None:
-        return []
-    ids: list[int] = payload.token_ids[0].tolist()
-    if cache is None:
-        return ids
-    if len(cache.history) == past_len:
-        cache.history.extend(ids)
-    found: list[int] = cache.history
-    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from nodes.families import check_config, check_rope, check_tested, check_transfo
 from nodes.kv_cache import ShardCache
 from nodes.kv_sharing import check_sharing, runs_alone
 from nodes.layers import LayerRange
-from nodes.weight_files import Part, needed_files, view_of
+from nodes.packing import PackedStep, Part, packed_attention, run_mixers_by_part
+from nodes.weight_files import Part as WeightPart
+from nodes.weight_files import needed_files, view_of
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +96,7 @@ class ModelShard:
         self.shape = shape
         self.layers = layers
         self._views: dict[LayerRange, Any] = {layers: model}
+        run_mixers_by_part(model)
 
     @classmethod
     def load(
@@ -166,6 +169,37 @@ class ModelShard:
         if cache is not None:
             cache.advance(hidden.shape[1])
         return output.logits[0, -1].float()
+
+    def forward_packed(self, parts: Sequence[Part], layers: LayerRange | None = None) -> list[torch.Tensor]:
+        """`forward` for several sessions in one run: the hidden states behind the layers, for each part its own.
+
+        Appends to every part's cache; when it raises, all of them may have layers of unequal length.
+        """
+        base = self._view(layers).base_model
+        step = PackedStep(self._view(layers), parts)
+        with packed_attention(base):
+            output = base(**step.inputs()).last_hidden_state
+        for part, length in zip(parts, step.lengths, strict=True):
+            part.cache.advance(length)
+        return list(output.split(step.lengths, dim=1))
+
+    def logits_packed(
+        self, parts: Sequence[Part], wanted: Sequence[bool], layers: LayerRange | None = None
+    ) -> list[torch.Tensor | None]:
+        """`logits` for several sessions in one run: of each part's last position, None where they are not wanted."""
+        model = self._view(layers)
+        step = PackedStep(model, parts)
+        ends = torch.tensor(step.lengths).cumsum(0) - 1
+        chosen = ends[torch.tensor(wanted)].to(self.device)
+        with packed_attention(model):
+            if chosen.numel():
+                rows = iter(model(**step.inputs(), logits_to_keep=chosen).logits[0].float())
+            else:
+                model.base_model(**step.inputs())
+                rows = iter(())
+        for part, length in zip(parts, step.lengths, strict=True):
+            part.cache.advance(length)
+        return [next(rows) if want else None for want in wanted]
 
     def _inputs(self, hidden: torch.Tensor, past_len: int, cache: ShardCache | None) -> dict[str, Any]:
         positions = torch.arange(past_len, past_len + hidden.shape[1], device=self.device).unsqueeze(0)
@@ -240,13 +274,13 @@ def _shallow(module: Any) -> Any:
     return twin
 
 
-def part_of(blueprint: Blueprint, layers: LayerRange | None) -> Part:
+def part_of(blueprint: Blueprint, layers: LayerRange | None) -> WeightPart:
     """What a shard of these layers holds; None is the head's part, everything before layer 0."""
     if layers is None:
-        return Part(LayerRange(0, 0), embeddings=True, renames=blueprint.renames)
+        return WeightPart(LayerRange(0, 0), embeddings=True, renames=blueprint.renames)
     tail = layers.end == blueprint.shape.n_layers
     # The tail's language head may be the embeddings themselves.
-    return Part(layers, tail and blueprint.config.tie_word_embeddings, tail, blueprint.renames)
+    return WeightPart(layers, tail and blueprint.config.tie_word_embeddings, tail, blueprint.renames)
 
 
 def wanted_files(
@@ -261,7 +295,7 @@ def wanted_files(
     return wanted
 
 
-def _load(blueprint: Blueprint, part: Part, dtype: torch.dtype) -> Any:
+def _load(blueprint: Blueprint, part: WeightPart, dtype: torch.dtype) -> Any:
     """The causal model with identities in place of all that the part does not own.
 
     Loading stays transformers' own work (renames, fused experts, tied weights, dtype); safetensors are mapped, so
@@ -292,7 +326,7 @@ def _load(blueprint: Blueprint, part: Part, dtype: torch.dtype) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def sketch(blueprint: Blueprint, part: Part, dtype: torch.dtype) -> Any:
+def sketch(blueprint: Blueprint, part: WeightPart, dtype: torch.dtype) -> Any:
     """The same model on the meta device: every shape and dtype of the part, no memory, no weight file opened."""
     with torch.device("meta"):
         model = _cut_class(blueprint, part)._from_config(blueprint.config, dtype=dtype).eval().requires_grad_(False)
@@ -304,7 +338,7 @@ def sketch(blueprint: Blueprint, part: Part, dtype: torch.dtype) -> Any:
     return model
 
 
-def _cut_class(blueprint: Blueprint, part: Part) -> Any:
+def _cut_class(blueprint: Blueprint, part: WeightPart) -> Any:
     """The model's class, whose instances hold the part alone. Raises ShardRefused for a model that cannot be cut."""
     config = blueprint.config
     family = family_of(config)

@@ -29,6 +29,7 @@ class StepStatistics:
         self._refusals: Counter[str] = Counter()
         self._errors: deque[dict[str, Any]] = deque(maxlen=REMEMBERED_ERRORS)
         self._layer_ms: float | None = None
+        self._turns = self._turn_steps = 0
 
     def count(self, mode: str, tokens: int, timings: Timings, layers: int = 0) -> None:
         """A step that was answered; `tokens` positions were computed through `layers` layers (0: not said)."""
@@ -40,6 +41,12 @@ class StepStatistics:
             self._tokens += tokens
             self._compute_ms += timings.compute_ms
             self._queue_ms += timings.queue_ms
+
+    def count_turn(self, steps: int) -> None:
+        """The engine ran so many steps together."""
+        with self._lock:
+            self._turns += 1
+            self._turn_steps += steps
 
     @property
     def layer_ms(self) -> float | None:
@@ -62,6 +69,8 @@ class StepStatistics:
                 "tokens": self._tokens,
                 "compute_ms": round(self._compute_ms, 3),
                 "queue_ms": round(self._queue_ms, 3),
+                "turns": self._turns,
+                "turn_steps": self._turn_steps,
                 "refusals": dict(self._refusals),
                 "errors": list(reversed(self._errors)),
             }

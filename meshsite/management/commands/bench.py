@@ -1,128 +1,111 @@
-"""`manage.py bench`: does a token cost the same however long the text is? Prints medians and their ratio."""
+"""`manage.py bench`: the mesh side by side with its peers on this machine (meshsite/bench/)."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import statistics
-import subprocess
-import sys
+import time
 from argparse import ArgumentParser
-from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
+from meshsite.bench.contenders import ContenderFailed
+from meshsite.bench.random_model import NAME, random_model
+from meshsite.bench.scale import MEASURES, QUICK, RATIOS, Scale, wanted
 from nodes.errors import MeshnetError
-from nodes.mesh_file import MeshFile
 
 
 class Command(BaseCommand):
     help = (
-        "Measures milliseconds per token at a short and at a long text, in turn, on the running mesh; without one, "
-        "starts a local mesh for the measurement. Writes var/bench/pace.json."
+        "Measures the mesh side by side with generate(), transformers' pipeline parallelism and llama.cpp, all on the "
+        "same cores. Starts processes of its own. Prints tables and writes var/bench/latest.json."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--rounds", type=int, default=5, help="Rounds of 20 alternated steps each (5).")
-        parser.add_argument("--short", type=int, default=40, help="Tokens of the short text (40).")
-        parser.add_argument("--long", type=int, default=400, help="Tokens of the long text (400).")
-        parser.add_argument("--model", default=None, help="The mesh's model, where it is not MESHNET_MODEL.")
-        parser.add_argument("--stateless", action="store_true", help="Also measure without a cache, as it was before.")
+        parser.add_argument(
+            "--only",
+            nargs="+",
+            default=[],
+            metavar="NAME",
+            help=f"Run these measures alone: {', '.join(MEASURES)}; or what gives these ratios: {', '.join(RATIOS)}.",
+        )
+        parser.add_argument("--quick", action="store_true", help="Fewer rounds, MESHNET_MODEL only: within 4 minutes.")
+        parser.add_argument(
+            "--model",
+            nargs="+",
+            default=[],
+            help=f"Models, as MESHNET_MODEL names them (that one and {NAME}, which is built the first time).",
+        )
+        parser.add_argument(
+            "--dtype",
+            nargs="+",
+            default=[],
+            choices=("float32", "bfloat16", "float16"),
+            help="The first is measured in full, others in decoding only (float32 bfloat16).",
+        )
+        parser.add_argument("--threads", type=int, default=0, help="Threads of each process (0: each one's best).")
+        parser.add_argument("--cores", default="", help="Cores for all of them, such as 0,1 (the first two).")
+        parser.add_argument("--rounds", type=int, default=0, help="Rounds of each measure (5; quick: 3).")
+        parser.add_argument("--tokens", type=int, default=0, help="New tokens in a round (32; quick: 16).")
+        parser.add_argument(
+            "--stateless", action="store_true", help="Short for --only flatness: with the cache and without it."
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if options["rounds"] < 1 or not 11 <= options["short"] < options["long"]:
-            raise CommandError("--rounds must be 1 or more, and --short at least 11 and less than --long.")
+        quick = options["quick"]
+        if min(options["threads"], options["rounds"], options["tokens"]) < 0 or options["tokens"] == 1:
+            raise CommandError("--threads and --rounds must not be negative, and --tokens be 2 or more.", returncode=2)
         try:
-            with self._mesh() as (urls, secret):
-                results = self._measure(urls, secret, options)
+            measures = wanted([*options["only"], *(["flatness"] if options["stateless"] else [])])
+        except KeyError as error:
+            raise CommandError(
+                f"--only: {error.args[0]!r} is neither a measure ({', '.join(MEASURES)}) nor a ratio "
+                f"({', '.join(RATIOS)}).",
+                returncode=2,
+            ) from None
+        try:
+            cores = [int(core) for core in options["cores"].split(",") if core]
+        except ValueError:
+            raise CommandError(
+                f"--cores takes numbers with commas between them, not {options['cores']!r}.", returncode=2
+            ) from None
+        self._begun = time.monotonic()
+        # Here, so that `manage.py help` does not load torch.
+        from meshsite.bench.run import Wanted, run
+
+        try:
+            target = run(
+                Wanted(
+                    models=options["model"] or self._models(quick),
+                    dtypes=options["dtype"] or (["float32"] if quick else ["float32", "bfloat16"]),
+                    measures=measures,
+                    scale=self._scale(options),
+                    threads=options["threads"],
+                    cores=cores,
+                ),
+                self._say,
+                self.stdout.write,
+            )
+        except KeyboardInterrupt:
+            raise CommandError("Interrupted; nothing was written.", returncode=130) from None
         except MeshnetError as error:
             raise CommandError(error.detail) from None
-        target: Path = settings.MESHNET_VAR_DIR / "bench" / "pace.json"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(results, indent=2) + "\n")
-        self.stdout.write(f"Written to {target}.")
+        except (ContenderFailed, OSError) as error:
+            raise CommandError(str(error)) from None
+        self.stdout.write(f"Written to {target} and latest.json beside it.")
 
-    @contextlib.contextmanager
-    def _mesh(self) -> Iterator[tuple[list[str], str]]:
-        """URLs and secret of the running mesh, or of one that lives as long as the measurement."""
-        found = MeshFile.read(settings.MESHNET_VAR_DIR)
-        if found is not None:
-            yield list(found.nodes), found.mesh_secret
-            return
-        self.stdout.write("No mesh is running: starting one …")
-        process = subprocess.Popen(  # this project's own command
-            [sys.executable, "manage.py", "mesh", "--json"], cwd=settings.BASE_DIR, stdout=subprocess.PIPE, text=True
-        )
-        try:
-            line = process.stdout.readline() if process.stdout else ""
-            if not line:
-                raise CommandError("The mesh did not start; its messages stand above.")
-            mesh = json.loads(line)
-            yield mesh["nodes"], mesh["mesh_secret"]
-        finally:
-            process.terminate()
-            process.wait()
+    def _models(self, quick: bool) -> list[str]:
+        if quick:
+            return [settings.MESHNET_MODEL]
+        self._say(f"Making sure that {NAME} is here …")
+        random_model(settings.MESHNET_VAR_DIR)
+        return [settings.MESHNET_MODEL, NAME]
 
-    def _measure(self, urls: list[str], secret: str, options: dict[str, Any]) -> dict[str, Any]:
-        # Here, so that `manage.py help` does not load torch.
-        import torch
+    def _scale(self, options: dict[str, Any]) -> Scale:
+        scale = QUICK if options["quick"] else Scale()
+        return replace(scale, rounds=options["rounds"] or scale.rounds, tokens=options["tokens"] or scale.tokens)
 
-        from generation.directory import NodeDirectory
-        from generation.head import TokenLoop
-        from generation.job import Job, LoopSettings
-        from generation.pace import measure_pace
-        from nodes.client import HttpNodeClient
-        from nodes.framing import DTYPES
-        from nodes.model_files import find_model
-        from nodes.shard import Embedder
-
-        torch.set_num_threads(1)
-        clients = [HttpNodeClient(url, secret) for url in urls]
-        status = clients[0].status(timeout=10)
-        found = find_model(options["model"] or settings.MESHNET_MODEL, settings.MESHNET_VAR_DIR)
-        if found.fingerprint != status["fingerprint"]:
-            raise CommandError(f"The mesh serves {status['model']}, not {found.name}: name its model with --model.")
-        embedder = Embedder.load(
-            found.folder, dtype=DTYPES[status["dtype"]], allow_untested=settings.MESHNET_ALLOW_UNTESTED_MODELS
-        )
-        loop_settings = LoopSettings(
-            found.fingerprint,
-            status["dtype"],
-            status["n_layers"],
-            embedder.shape.vocab_size,
-            embedder.shape.context_length,
-        )
-        directory = NodeDirectory(list(clients))
-
-        def make_loop(job: Job) -> TokenLoop:
-            return TokenLoop(directory, embedder, loop_settings, job)
-
-        def release(loop: TokenLoop) -> None:
-            for url in loop.progress.touched:
-                directory.client(url).release(loop.session_id, timeout=10)
-
-        results: dict[str, Any] = {"model": found.name, "nodes": len(urls), "dtype": status["dtype"]}
-        for name, cache in (("cached", True), ("stateless", False)):
-            if not cache and not options["stateless"]:
-                continue
-            pace = measure_pace(
-                make_loop,
-                release,
-                vocab_size=embedder.shape.vocab_size,
-                cache=cache,
-                short_at=options["short"],
-                long_at=options["long"],
-                rounds=options["rounds"],
-                progress=lambda done, name=name: self.stdout.write(f"{name}: round {done} of {options['rounds']}"),  # type: ignore[misc]
-            )
-            results[name] = pace.as_json()
-            self.stdout.write(
-                f"{name}: {statistics.median(pace.short_ms):.1f} ms at token {pace.short_at}, "
-                f"{statistics.median(pace.long_ms):.1f} ms at token {pace.long_at}, ratio {pace.ratio:.3f}"
-            )
-        for client in clients:
-            client.close()
-        return results
+    def _say(self, text: str) -> None:
+        """Progress goes to standard error: standard output holds the tables."""
+        self.stderr.write(f"[{time.monotonic() - self._begun:5.0f} s] {text}", style_func=str)

@@ -265,7 +265,7 @@ def test_a_cancelled_loop_takes_no_further_step(mesh: Mesh, expected: list[int])
 
 
 def test_d02_a_cancelled_prompt_sends_no_further_piece(mesh: Mesh) -> None:
-    mesh_loop = mesh.mesh.loop(PROMPT, NEW, stopped=lambda: len(mesh.clients[2].seen) > 0)
+    mesh_loop = mesh.mesh.loop(PROMPT, NEW, stopped=lambda: len(mesh.clients[0].seen) > 0)
     assert list(mesh_loop.tokens()) == []
     assert [len(client.seen) for client in mesh.clients] == [1, 1, 1]
 

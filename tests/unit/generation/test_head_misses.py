@@ -156,7 +156,9 @@ def test_a_miss_at_any_node_and_step_is_repaired_by_one_prefill_of_the_whole_cha
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {reason: 1}
     assert (progress.prefills, progress.cache_misses, progress.failovers) == (2, 1, 0)
     assert progress.cached
-    assert mesh.prefills() == [2, 2, 2]
+    # Behind a piece that missed, the one before it may have been on its way still.
+    on_the_way = {1, 2} if step == "second piece" else {2}
+    assert all(count == 2 if index <= node else count in on_the_way for index, count in enumerate(mesh.prefills()))
     assert mesh.held() == [[len(PROMPT) + NEW - 1]] * 3
     assert len({headers.session for client in mesh.clients for headers in client.seen}) == 1
 
@@ -184,7 +186,9 @@ def test_all_nodes_that_lose_a_session_at_once_cost_one_prefill(mesh: Mesh, expe
         client.before[STEPS[step]] = lose_the_session
     ids, progress = mesh.run()
     assert ids == expected
-    assert (progress.prefills, progress.cache_misses) == (2, 1)
+    # Pieces follow each other: when the first node misses one, the others may not have been sent theirs yet.
+    most = 3 if step == "second piece" else 1
+    assert progress.prefills == 1 + progress.cache_misses <= 1 + most
 
 
 def test_every_miss_in_one_answer_each_at_another_node_is_repaired(mesh: Mesh, expected: list[int]) -> None:
@@ -215,4 +219,4 @@ def test_a_node_that_misses_every_piece_of_a_prompt_ends_in_a_clear_error(mesh: 
         mesh.run()
     assert isinstance(given_up.value.__cause__, KVCacheMiss)
     assert mesh.prefills()[node] == 1 + MAX_MISSES
-    assert len(mesh.clients[0].seen) <= 2 * (1 + MAX_MISSES)
+    assert len(mesh.clients[0].seen) <= 3 * (1 + MAX_MISSES)

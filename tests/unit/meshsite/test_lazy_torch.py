@@ -33,6 +33,7 @@ COMMANDS = {
     "cancel_generation": ["cancel_generation", "1"],
     "mesh": ["mesh", "--shards", "0"],
     "fetch_model": ["fetch_model", "/nowhere"],
+    "bench": ["bench", "--only", "nothing"],
 }
 NEED_A_DATABASE = ("migrate", "prune_generations", "api_key", "cancel_generation")
 

@@ -30,7 +30,7 @@ help:
 	@echo "make test     install, run the whole suite, on the default model, on PostgreSQL and in a browser too (as root"
 	@echo "              on Debian it installs chromium and postgresql when they are missing)"
 	@echo "make schema   many random requests against the schema of /v1 (MESHNET_SCHEMA_EXAMPLES=500 to each endpoint)"
-	@echo "make test-postgresql  all tests of the database on PostgreSQL (make test: those that write)"
+	@echo "make test-postgresql  every unit test of the database, on PostgreSQL"
 	@echo "make chaos    every node of a route, at every kind of step, meets every fault (6 minutes; docs/chaos.md)"
 	@echo "make soak     10 minutes of clients and random faults; ARGS=\"--seconds 60 --seed 7\""
 	@echo "make bench    the mesh side by side with its peers on this machine (ARGS=--quick: within 4 minutes)"
@@ -99,7 +99,7 @@ test: setup clients chromium postgresql
 	@$(PY) manage.py fetch_model "$${MESHNET_REAL_MODEL:-SmolLM2-135M-Instruct}"
 	MESHNET_REAL_MODEL_TESTS=1 MESHNET_POSTGRESQL_TESTS=1 MESHNET_CLIENT_TESTS=1 $(PY) -m pytest $(SPREAD) $(ARGS)
 
-# All tests that use the database, on PostgreSQL; `make test` runs those that write to it.
+# All unit tests that use the database, on PostgreSQL; `make test` has those of many heads and workers.
 test-postgresql: setup postgresql
 	MESHNET_POSTGRESQL_TESTS=all $(PY) -m pytest tests/integration/test_postgresql.py $(ARGS)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nodes.errors import Busy, KVCacheMiss, PayloadTooLarge, Released
+from nodes.errors import Busy, ComputeFailed, KVCacheMiss, PayloadTooLarge, Released
 from nodes.kv_statistics import EvictionReason, MissReason, StoreStatistics
 from nodes.layers import LayerRange
 
@@ -148,13 +148,17 @@ class SessionCacheStore:
         """On the engine's thread, right before a step runs; past_len None is a prefill.
 
         Only here is a decode compared with what is held: steps that were queued before it have run by now. Raises
-        KVCacheMiss, or Released when the session ended while the step waited; changes nothing then.
+        KVCacheMiss, Released when the session ended while the step waited, or ComputeFailed for a prefill whose cache
+        another step has spoiled; changes nothing then.
         """
         with self._lock:
             if entry.detached is not None:
                 self._refuse_released(entry.session_id)
                 if past_len is None and entry.detached == "replaced":
                     raise Released("A later prefill of this session took this one's place; nobody waits for it.")
+                if past_len is None and entry.detached == "error":
+                    # Steps of a session run in the order of their coming, so that none should have come before it.
+                    raise ComputeFailed("Another step of this session failed half-way before its prefill ran.")
             if past_len is None:
                 return
             held = entry.past_len

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nodes.errors import Busy, KVCacheMiss, MeshnetError, PayloadTooLarge, Released
+from nodes.errors import Busy, ComputeFailed, KVCacheMiss, MeshnetError, PayloadTooLarge, Released
 from nodes.kv_sessions import SessionCacheStore, StoreLimits
 from nodes.layers import LayerRange
 from tests.conftest import Clock
@@ -180,7 +180,7 @@ class StoreMachine(RuleBasedStateMachine):
         if held.gone and self.model.is_released(held.name):
             error = Released
         elif step.past_len is None:
-            error = Released if held.gone == "replaced" else None
+            error = {"replaced": Released, "error": ComputeFailed}.get(held.gone or "")
         elif held.gone or step.layers != WHOLE or step.past_len != held.tokens:
             error = KVCacheMiss
         self.expect(error, lambda: self.store.begin(step.entry, step.layers, step.past_len))

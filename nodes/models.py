@@ -23,10 +23,6 @@ class NodeQuerySet(models.QuerySet["Node"]):
         """Nodes that announce themselves and have missed no more beats than they may."""
         return self.filter(announced_at__gt=now - longest_silence(), left_at__isnull=True)
 
-    def routable(self, now: datetime) -> NodeQuerySet:
-        """Those of them that no operator has removed."""
-        return self.announcing(now).filter(is_removed=False)
-
 
 class Node(models.Model):
     """One node by its URL, with what it said of itself when it was last seen."""

@@ -228,6 +228,13 @@ class Answer:
         """Waits for the loop's end, the written row included."""
         self._thread.join(timeout)
 
+    def arrive(self) -> None:
+        """Takes its place behind those who wait for a slot. Called by the runtime, in the order of admission."""
+        self._loop.arrive()
+
+    def withdraw(self) -> None:
+        self._loop.withdraw()
+
     # -- on the loop's thread
 
     def _is_stopped(self) -> bool:

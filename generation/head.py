@@ -109,6 +109,17 @@ class TokenLoop:
         """Of the token that `tokens` gave last, if they were asked for."""
         return self._steps.logprobs
 
+    def arrive(self) -> None:
+        """Takes a place behind those who wait already, so that they are served in the order in which they came.
+
+        For whoever runs the loop on another thread later; `tokens` does it otherwise. `withdraw` undoes it.
+        """
+        self._line.enter_behind(self)
+
+    def withdraw(self) -> None:
+        """Leaves the line: the loop will not run, or has ended."""
+        self._line.leave(self)
+
     def tokens(self) -> Generator[int, None, None]:
         """The new token ids, one by one; ends at a stop id, at the limit, or when `stopped()` says so.
 

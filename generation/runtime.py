@@ -104,6 +104,7 @@ class HeadRuntime:
             if len(self._answers) >= self._max_answers:
                 raise Busy(f"This head worker already has {self._max_answers} answers under way.")
             self._answers.add(answer)
+            answer.arrive()
         self.note_load()
 
     def running(self) -> list[Answer]:
@@ -114,6 +115,7 @@ class HeadRuntime:
     def forget(self, answer: Answer) -> None:
         with self._lock:
             self._answers.discard(answer)
+        answer.withdraw()
         self.note_load()
 
     def note_load(self) -> None:

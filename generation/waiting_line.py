@@ -27,6 +27,12 @@ class WaitingLine:
             self._places.append(place)
         self._changed()
 
+    def enter_behind(self, place: object) -> None:
+        """Takes the last place if others stand in line; who finds none may go ahead. Does not call `changed`."""
+        with self._lock:
+            if self._places and place not in self._places:
+                self._places.append(place)
+
     def leave(self, place: object) -> None:
         """Gives the place up; does nothing for one who does not stand in line."""
         with self._lock:

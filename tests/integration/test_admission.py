@@ -20,7 +20,7 @@ from nodes.wire import StepHeaders, mint_session_id
 from tests import processes
 from tests.integration.test_chat import expected_text
 from tests.processes import Served, wait_until
-from tests.toy_mesh import ToyMesh
+from tests.toy_mesh import ToyMesh, get_json
 
 CHATS = 32
 TOKENS = 16
@@ -98,21 +98,36 @@ def one_taken_slot(mesh: ToyMesh) -> Iterator[threading.Event]:
             client.close()
 
 
+def refusals(mesh: ToyMesh) -> int:
+    """How often the first node said that it is full."""
+    return int(get_json(f"{mesh.nodes[0].url}/status")["work"]["refusals"].get("busy", 0))
+
+
 def test_who_came_first_is_served_first(toy_mesh: ToyMesh) -> None:
     served: list[int] = []
+    before = refusals(toy_mesh)
 
-    def is_waiting(count: int) -> bool:
-        return waiting(toy_mesh.head) == count
+    def is_in_line(count: int) -> bool:
+        # The first one asks the node before it stands in line, and again when it does; those after it find a line.
+        return waiting(toy_mesh.head) == count and refusals(toy_mesh) >= before + 2
 
     def chat(number: int) -> None:
-        assert ask(toy_mesh, toy_mesh.head, f"Question {number}", 4)[0] == 200
-        served.append(number)
+        # Each hangs up when it has its first text, far from its end: the slot is free only after it was noted.
+        with toy_mesh.client.chat.completions.create(
+            model=toy_mesh.model.name,
+            messages=[{"role": "user", "content": f"Question {number}"}],
+            max_tokens=400,
+            temperature=0,
+            stream=True,
+        ) as stream:
+            next(chunk for chunk in stream if chunk.choices[0].delta.content)
+            served.append(number)
 
     chats = [threading.Thread(target=chat, args=(number,)) for number in range(4)]
     with one_taken_slot(toy_mesh) as let_go:
         for count, thread in enumerate(chats, 1):
             thread.start()
-            wait_until(partial(is_waiting, count), 20)
+            wait_until(partial(is_in_line, count), 20)
         assert served == []
         let_go.set()
         for thread in chats:

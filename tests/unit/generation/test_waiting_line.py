@@ -28,3 +28,15 @@ def test_every_change_is_told_and_nothing_else() -> None:
     line.leave("a")
     assert told == [1, 2, 1]
     assert (line.holds("a"), line.holds("b")) == (False, True)
+
+
+def test_who_comes_while_others_wait_stands_behind_them_and_who_finds_nobody_goes_ahead() -> None:
+    line = WaitingLine()
+    line.enter_behind("early")
+    assert not line.holds("early")
+    line.enter("first")
+    line.enter_behind("second")
+    line.enter_behind("second")
+    line.leave("first")
+    assert line.is_first("second")
+    assert len(line) == 1

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.wsgi import get_wsgi_application
 
@@ -22,6 +23,9 @@ DRAIN_SECONDS = 1.0
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "meshsite.settings")
 _django = get_wsgi_application()
+from nodes import forward_wsgi  # noqa: E402  # its errors and settings are Django's: not before Django is set up
+
+_HOLDS_LAYERS = settings.ROLE in ("node", "all")
 
 
 def _refuse_without_secrets() -> None:
@@ -49,7 +53,8 @@ def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> 
                 closes = True
         return start_response(status, headers, exc_info) if exc_info else start_response(status, headers)
 
-    body = _django(environ, start)
+    answer = forward_wsgi.application if _HOLDS_LAYERS and forward_wsgi.takes(environ) else _django
+    body = answer(environ, start)
     return _Drained(body, environ) if closes else body
 
 

@@ -10,14 +10,17 @@ import json
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Protocol
 
 import urllib3
-from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
+from urllib3.util import SKIP_HEADER
 
 from nodes import wire
 from nodes.connections import PROBE_SECONDS, NodePool, NodeTLSPool
 from nodes.errors import BY_CODE, MeshnetError, NodeProtocolError, NodeTimeout, NodeUnreachable
+from nodes.exchange import Reply, TooLong, exchange
 from nodes.wire import StepHeaders, Timings
 
 if TYPE_CHECKING:
@@ -79,13 +82,7 @@ class NodeClient(Protocol):
     def tidy(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class _Reply:
-    """An answer, read whole."""
-
-    status: int
-    headers: Any
-    data: bytes
+_PLAIN = {"Accept-Encoding": SKIP_HEADER, "User-Agent": SKIP_HEADER}
 
 
 class HttpNodeClient:
@@ -227,39 +224,37 @@ class HttpNodeClient:
         extra: dict[str, str] | None = None,
         *,
         longest: int = MAX_JSON_BYTES,
-    ) -> _Reply:
-        headers = {**self._authorization, "Content-Type": content_type, **(extra or {})}
+    ) -> Reply:
+        # No coding is asked for and none is undone: a small answer must not unfold into a large one. Who sends is not
+        # said; each header more is read on the way of each step.
+        headers = {**_PLAIN, **self._authorization, "Content-Type": content_type, **(extra or {})}
         self._pool.patience.is_over = False
         try:
-            answer = self._pool.urlopen(
+            reply = exchange(
+                self._pool,
                 method,
                 path,
-                body=body,
-                headers=headers,
-                # No retry, no redirect: the secret goes to this node and nowhere else.
-                retries=False,
-                redirect=False,
-                timeout=urllib3.Timeout(connect=self._connect_timeout, read=timeout),
-                preload_content=False,
-                decode_content=False,  # a small answer must not unfold into a large one
+                body,
+                headers,
+                connect_timeout=self._connect_timeout,
+                timeout=timeout,
+                longest=longest,
             )
-            reply = _Reply(answer.status, answer.headers, answer.read(longest + 1))
-            if len(reply.data) > longest:
-                answer.close()
-                raise NodeProtocolError(f"{self.url} answered with more than {longest} bytes.")
+        except TooLong:
+            raise NodeProtocolError(f"{self.url} answered with more than {longest} bytes.") from None
         except NewConnectionError as error:
             raise NodeUnreachable(f"{self.url} cannot be reached: {error.__cause__ or error}") from None
-        except TimeoutError:
+        except (TimeoutError, ConnectTimeoutError):
             if self._pool.patience.is_over:
                 raise NodeTimeout(f"{self.url} hangs: it answers neither a step nor whether it lives.") from None
             raise NodeTimeout(f"{self.url} did not answer within {timeout:g} s.") from None
-        except (HTTPError, OSError) as error:
+        except (HTTPError, HTTPException, OSError) as error:
             raise NodeUnreachable(f"{self.url} broke off: {error}") from None
         if reply.status == 200:
             return reply
         raise self._error(reply)
 
-    def _error(self, answer: _Reply) -> MeshnetError:
+    def _error(self, answer: Reply) -> MeshnetError:
         try:
             body = json.loads(answer.data)
             code, detail = body.pop("error"), body.pop("detail")

@@ -61,6 +61,8 @@ class _Guarded:
     networks: NodeNetworks | None = None
     patience: Patience
     lives: Callable[[], bool]
+    #: What `request` has not sent yet; None outside of it.
+    _held: list[bytes] | None = None
 
     def _new_conn(self) -> socket.socket:
         if self.networks is None:
@@ -87,7 +89,26 @@ class _Guarded:
             raise ConnectTimeoutError(connection, f"no connection within {self.timeout:g} s") from problem
         raise NewConnectionError(connection, str(problem)) from problem
 
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        """Sends header and body together: on their own they would be two packets, and wake the node twice."""
+        self._held = []
+        try:
+            super().request(*args, **kwargs)  # type: ignore[misc]
+            self._send_held()
+        finally:
+            self._held = None
+
+    def _send_held(self) -> None:
+        held, self._held = self._held, None
+        if held:
+            self.send(b"".join(held))
+
     def send(self, data: Any) -> None:
+        if self._held is not None and isinstance(data, bytes):
+            if len(data) <= PART_BYTES:
+                self._held.append(data)
+                return
+            self._send_held()  # a large body follows on its own
         if isinstance(data, bytes) and len(data) > PART_BYTES:
             view = memoryview(data)
             for start in range(0, len(data), PART_BYTES):
@@ -96,14 +117,16 @@ class _Guarded:
         super().send(data)  # type: ignore[misc]
 
     def getresponse(self) -> Any:
-        if self.patience.seconds is None:
-            return super().getresponse()  # type: ignore[misc]
+        """http.client's own answer, to be read at once: urllib3's around it would only add to the way of each step."""
         connection: Any = self
+        if self.patience.seconds is None:
+            return http.client.HTTPConnection.getresponse(connection)
         first = self._await_first_byte(self.patience.seconds)
         self.timeout = min(self.timeout or PAUSE_SECONDS, PAUSE_SECONDS)
         connection.response_class = partial(_response, first)
+        connection.sock.settimeout(self.timeout)
         try:
-            return super().getresponse()  # type: ignore[misc]
+            return http.client.HTTPConnection.getresponse(connection)
         finally:
             del connection.response_class
 
@@ -213,6 +236,13 @@ class NodePool(urllib3.HTTPConnectionPool):
                 waiting[place] = None  # the pool makes a new one when it takes this place
         for _, conn in idle:
             conn.close()
+
+    def take(self) -> Any:
+        """A connection, maybe not connected yet, for one request; `give_back` is called whatever comes of it."""
+        return self._get_conn()
+
+    def give_back(self, conn: Any) -> None:
+        self._put_conn(conn)
 
     def _new_conn(self) -> Any:
         conn: Any = super()._new_conn()

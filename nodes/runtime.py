@@ -67,6 +67,11 @@ class NodeRuntime:
         budget: Budget | None = None,
     ) -> None:
         self._shard = shard
+        self._dtype = shard.dtype  # asking the model walks over its modules, and each step would
+        #: The largest body of a legal step.
+        self.max_body_bytes = BODY_SLACK_BYTES + shard.shape.context_length * (
+            shard.shape.hidden_size * self._dtype.itemsize + 8
+        )
         self._store = store
         self._engine = engine
         self.identity = identity
@@ -179,10 +184,9 @@ class NodeRuntime:
         hidden = payload.hidden
         if hidden.shape[2] != shape.hidden_size:
             raise BadRequest(f"hidden_states must have {shape.hidden_size} values a token, not {hidden.shape[2]}.")
-        if hidden.dtype != self._shard.dtype:
+        if hidden.dtype != self._dtype:
             raise BadRequest(
-                f"hidden_states must be {framing.dtype_name(self._shard.dtype)}, not "
-                f"{framing.dtype_name(hidden.dtype)}."
+                f"hidden_states must be {framing.dtype_name(self._dtype)}, not {framing.dtype_name(hidden.dtype)}."
             )
         total = (headers.past_len or 0) + hidden.shape[1]
         if total > shape.context_length:
@@ -254,13 +258,6 @@ class NodeRuntime:
     # -- the node itself
 
     @property
-    def max_body_bytes(self) -> int:
-        """The largest body of a legal step."""
-        shape = self._shard.shape
-        value_bytes = torch.empty(0, dtype=self._shard.dtype).element_size()
-        return shape.context_length * (shape.hidden_size * value_bytes + 8) + BODY_SLACK_BYTES
-
-    @property
     def is_draining(self) -> bool:
         return self._draining.is_set()
 
@@ -280,7 +277,7 @@ class NodeRuntime:
             "hidden_size": shape.hidden_size,
             "vocab_size": shape.vocab_size,
             "context_length": shape.context_length,
-            "dtype": framing.dtype_name(self._shard.dtype),
+            "dtype": framing.dtype_name(self._dtype),
             "device": str(self._shard.device),
             "supports_kv_cache": self._caches,
             "kv_bytes_per_token": self._verdict.footprint.per_token,

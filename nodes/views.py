@@ -13,19 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.http.request import UnreadablePostError
 from django.views.decorators.csrf import csrf_exempt
 
-from nodes import wire
+from nodes import bodies, wire
 from nodes.errors import (
     BadRequest,
-    LengthRequired,
     MeshnetError,
     MethodNotAllowed,
     NotFound,
     NotReady,
-    PayloadTooLarge,
-    UnsupportedMediaType,
 )
 from nodes.mesh_auth import authorize
 from nodes.wire import StepHeaders
@@ -83,25 +79,13 @@ def error_response(error: MeshnetError) -> JsonResponse:
 
 @endpoint("POST")
 def forward(request: HttpRequest) -> HttpResponse:
-    """One step of one generation through this node's layers."""
-    from nodes import framing  # here: urls import this module in processes that never compute
+    """One step of one generation through this node's layers. Servers answer it by `forward_wsgi` instead."""
+    from nodes import forward as steps  # here: urls import this module in processes that never compute
 
     runtime = running_node()
     headers = StepHeaders.from_http(request.headers)
-    payload = framing.decode(read_body(request, wire.TENSOR_TYPE, runtime.max_body_bytes))
-    answer = runtime.forward(headers, payload)
-    response: HttpResponse
-    if answer.hidden is not None:
-        response = HttpResponse(framing.encode(framing.Payload(answer.hidden)), content_type=wire.TENSOR_TYPE)
-    else:
-        said: dict[str, Any] = {"text": answer.text, "token_id": answer.token_id}
-        if answer.logprobs is not None:
-            said["logprobs"] = answer.logprobs.as_json()
-        response = JsonResponse(said)
-    if answer.past_len is not None:
-        response[wire.PAST_LEN] = str(answer.past_len)
-    response["Server-Timing"] = answer.timings.to_http()
-    return response
+    fields, content = steps.run(runtime, headers, read_body(request, wire.TENSOR_TYPE, runtime.max_body_bytes))
+    return HttpResponse(content, headers=dict(fields))
 
 
 @endpoint("GET")
@@ -220,20 +204,13 @@ def _closing(request: HttpRequest, response: HttpResponse) -> HttpResponse:
 
 def read_body(request: HttpRequest, content_type: str, limit: int) -> bytes:
     """Reads the body, at most `limit` bytes. Raises UnsupportedMediaType, LengthRequired or PayloadTooLarge."""
-    if request.content_type != content_type:
-        raise UnsupportedMediaType(f"Content-Type must be {content_type}.")
-    length = request.META.get("CONTENT_LENGTH") or ""
-    if not length.isdecimal():
-        raise LengthRequired()
-    if int(length) > limit:
-        raise PayloadTooLarge(f"The body may hold {limit} bytes, not {length}.")
-    try:
-        body = request.read(int(length))
-    except UnreadablePostError:
-        raise BadRequest("The body broke off.") from None
-    if len(body) < int(length):
-        raise BadRequest("The body is shorter than its Content-Length.")
-    return body
+    return bodies.read(
+        request.read,  # its UnreadablePostError is an OSError
+        given_type=request.content_type or "",
+        given_length=str(request.META.get("CONTENT_LENGTH") or ""),
+        content_type=content_type,
+        limit=limit,
+    )
 
 
 def json_object(body: bytes) -> dict[str, Any]:

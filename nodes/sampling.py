@@ -17,6 +17,7 @@ import torch
 
 from nodes.errors import BadRequest
 from nodes.logits import processed
+from nodes.ranking import REACH, rank
 
 #: More alternatives than a client may ask a head for.
 MOST_LOGPROBS = 100
@@ -126,13 +127,12 @@ def choose(logits: torch.Tensor, sampling: Sampling, position: int, history: Seq
 
     `history` are their ids, which penalties need; nothing else does.
     """
+    changed = processed(logits, sampling, history)
     if sampling.temperature == 0:
-        return int(processed(logits, sampling, history).argmax())
-    ids, probabilities = candidates(logits, sampling, history)
-    cumulative = torch.cumsum(probabilities, dim=0)
-    target = torch.tensor(uniform(sampling.seed, sampling.choice, position), dtype=torch.float32) * cumulative[-1]
-    index = int((cumulative <= target).sum())
-    return int(ids[min(index, cumulative.numel() - 1)])
+        return int(changed.numpy().argmax())  # the first of equal ones
+    u = uniform(sampling.seed, sampling.choice, position)
+    near = rank(changed, sampling, REACH)
+    return (near if near.holds(u) else rank(changed, sampling)).at(u)
 
 
 def candidates(
@@ -142,19 +142,8 @@ def candidates(
 
     The probabilities are those before top_p and min_p: they sum to 1 or less.
     """
-    # A stable sort keeps equal probabilities in the order of their ids.
-    ordered, ids = torch.sort(processed(logits, sampling, history), descending=True, stable=True)
-    kept = min(sampling.top_k or ordered.numel(), ordered.numel())
-    # Relative to the best logit before dividing: a temperature of 1e-10 would overflow otherwise (case C07).
-    probabilities = torch.softmax((ordered[:kept] - ordered[0]) / max(sampling.temperature, 1e-10), dim=0)
-    if sampling.top_p < 1:
-        # The smallest set of tokens whose probabilities reach top_p; always the best one.
-        before = torch.cumsum(probabilities, dim=0) - probabilities
-        kept = max(1, int((before < sampling.top_p).sum()))
-    if sampling.min_p > 0:
-        # Relative to the best one, so that what top_p left out does not matter.
-        kept = max(1, min(kept, int((probabilities >= sampling.min_p * probabilities[0]).sum())))
-    return ids[:kept], probabilities[:kept]
+    ranked = rank(processed(logits, sampling, history), sampling)
+    return ranked.ids, ranked.probabilities
 
 
 def logprobs_of(logits: torch.Tensor, token_id: int, top: int) -> TokenLogprobs:

@@ -16,7 +16,7 @@ from nodes.framing import Payload
 from nodes.runtime import NodeRuntime
 from tests.meshes import ranges, running_nodes
 
-SECRET = "the secret of this test"  # noqa: S105
+SECRET = "the secret of this test"
 SESSION = "s" * 22
 
 

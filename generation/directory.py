@@ -37,6 +37,10 @@ STALE_SECONDS = 15.0
 #: Costs of a node of which nothing is known and nothing can be guessed from others, in milliseconds.
 GUESSED_HOP_MS = 2.0
 GUESSED_LAYER_MS = 1.0
+#: How long nothing is handed over between two nodes that did not reach each other: the first time, and at most. Each
+#: try that fails costs a prefill. Less than it takes to forget faults in a row.
+LINK_SECONDS = 10.0
+LONGEST_LINK_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class NodeDirectory:
         self._own: Counter[str] = Counter()
         self._removed: frozenset[str] = frozenset()
         self._penalties = Penalties(clock=clock)
+        self._links = Penalties(first_seconds=LINK_SECONDS, longest_seconds=LONGEST_LINK_SECONDS, clock=clock)
         self._speeds = NodeSpeeds(clock=clock)
 
     @property
@@ -140,6 +145,37 @@ class NodeDirectory:
         with self._lock:
             if url in self._news:
                 self._news[url] = replace(self._news[url], is_full=True)
+
+    # -- steps that nodes hand over to each other
+
+    def hand_over(self, urls: Sequence[str]) -> list[str] | None:
+        """The boot ids of these nodes, when they can hand over to each other in this order; None when they cannot.
+
+        Every one must have said that it takes part, and no two neighbours have failed to reach each other lately.
+        """
+        with self._lock:
+            news = [self._news.get(url) for url in urls]
+        boot_ids = []
+        for url, one in zip(urls, news, strict=True):
+            boot_id = None if one is None else one.status.get("boot_id")
+            if one is None or one.status.get("supports_handover") is not True or not isinstance(boot_id, str):
+                return None
+            if not hasattr(self.fleet.client(url), "result"):  # in this process: there is nobody to hand over to
+                return None
+            boot_ids.append(boot_id)
+        return None if any(self._links.faults(link) for link in _links(urls)) else boot_ids
+
+    def hand_over_failed(self, urls: Sequence[str], to: str) -> None:
+        """The node before `to` in this order could not hand over to it, or its answer was none."""
+        link = next(link for link, url in zip(_links(urls), urls, strict=True) if url == to)
+        if not self._links.faults(link):  # else this is what other generations met too, not a further try
+            self._links.fail(link)
+        self._look(wait=False)  # another process may answer there now, whose boot id is not known yet
+
+    def handed_over(self, urls: Sequence[str]) -> None:
+        """It worked, all the way."""
+        for link in _links(urls):
+            self._links.work(link)
 
     def take(self, route: Route) -> None:
         """A generation of this worker goes over these nodes from here on, until `leave`."""
@@ -257,6 +293,11 @@ class _Flight:
     def __init__(self, asked_at: float) -> None:
         self.asked_at = asked_at
         self.landed = threading.Event()
+
+
+def _links(urls: Sequence[str]) -> list[str]:
+    """One name for each node's way from the one before it; the first one's is from the head."""
+    return [f"{before} {url}" for before, url in zip(["", *urls], urls, strict=False)]
 
 
 def _usual(values: Collection[float | None], otherwise: float) -> float:

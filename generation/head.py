@@ -11,6 +11,7 @@ the same session id, which replaces whatever the nodes hold, and the loop goes o
 3. A node that has changed, leaves, or cannot take this text: a new route, and nothing is held against it.
 4. Every slot is taken: a route over other nodes, if there is one with free slots; else the generation stands in line.
 5. No route: it waits for the layers to come back, if it has begun.
+6. Two nodes that cannot hand over to each other: the same route, with the head between them for a while.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from nodes.errors import (
     Busy,
     ComputeFailed,
     Draining,
+    HandoverFailed,
     KVCacheMiss,
     MeshnetError,
     NodeProtocolError,
@@ -131,6 +133,7 @@ class TokenLoop:
         finally:
             self._line.leave(self)
             self._let_go()
+            self._steps.close()
 
     def _tokens(self) -> Generator[int, None, None]:
         job, progress = self._job, self.progress
@@ -254,6 +257,11 @@ class TokenLoop:
             logger.info("%s…: cache miss (%s); prefilling again.", self.session_id[:8], error.extra.get("reason"))
             if self._misses > MAX_MISSES:
                 raise GaveUp(f"The cache was lost {self._misses} times in a row: {error.detail}") from error
+        elif isinstance(error, HandoverFailed):
+            # Two nodes that do not reach each other are no fault of either. The head goes between them from here on;
+            # if one of them is gone, it meets that at once.
+            self._tell("relayed", f"no hand-over to {error.extra.get('to')}")
+            logger.warning("%s…: the head goes between nodes after: %s", self.session_id[:8], error.detail)
         elif isinstance(error, (*_NODE_FAULTS, *_ROUTE_FAULTS, *_UNFIT)):
             self._fail_over(error)
         else:

@@ -28,6 +28,8 @@ class LoopSettings:
     route_wait: float = 30.0
     #: How long a generation may take in all.
     longest: float = 3600.0
+    #: Whether the nodes of a route hand decode steps over to each other, where they can.
+    handover: bool = False
 
 
 @dataclass(frozen=True)

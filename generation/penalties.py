@@ -1,4 +1,6 @@
-"""Which nodes failed lately. A fault is held against its node for longer each time, and forgiven by a good step."""
+"""Which nodes, or ways between two nodes, failed lately. A fault is held against them for longer each time, and
+forgiven by a good step.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ MOST_FAULTS = 10
 class Penalties:
     """One per head worker; any thread may ask and tell."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        first_seconds: float = FIRST_SECONDS,
+        longest_seconds: float = LONGEST_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._first_seconds = first_seconds
+        self._longest_seconds = longest_seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._faults: dict[str, tuple[int, float]] = {}  # in a row, and when the last one was
@@ -39,7 +49,7 @@ class Penalties:
         count, at = self._faults.get(url, (0, 0.0))
         if not count:
             return 0
-        held = min(FIRST_SECONDS * 2 ** (count - 1), LONGEST_SECONDS)
+        held = min(self._first_seconds * 2 ** (count - 1), self._longest_seconds)
         return count if self._clock() - at < held else 0
 
     def _count(self, url: str) -> int:

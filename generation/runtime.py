@@ -240,6 +240,7 @@ def boot_head() -> HeadRuntime:
             busy_wait=settings.MESHNET_BUSY_WAIT_SECONDS,
             route_wait=settings.MESHNET_ROUTE_WAIT_SECONDS,
             longest=settings.MESHNET_GENERATION_SECONDS,
+            handover=settings.MESHNET_HANDOVER,
         ),
         NodeDirectory(NodeFleet(clients, connect)),
         max_answers=settings.MESHNET_MAX_ANSWERS,

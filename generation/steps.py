@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from generation.directory import NodeDirectory
+from generation.handover import HandingOver
 from generation.job import HopTimes, Job, LoopSettings, Progress
 from generation.pipeline import Pipeline
 from generation.route import Hop, Route
@@ -68,6 +69,7 @@ class Steps:
         self._job = job
         self._progress = progress
         self._clock = clock
+        self._handing_over = HandingOver(directory, settings, progress, clock)
         #: Of the token that was chosen last, if they were asked for and the tail knows them.
         self.logprobs: TokenLogprobs | None = None
 
@@ -78,6 +80,9 @@ class Steps:
         node's URL in it, NodeProtocolError for answers that cannot be right, and Uncached when a cached step was not
         acknowledged.
         """
+        boot_ids = self._handing_over.boot_ids(route) if want_token and not fresh else None
+        if boot_ids is not None:
+            return self._hand_over(route, boot_ids, ids, past_len)
         piece = _Piece(ids, past_len, fresh, want_token)
         for hop in route.hops:
             piece = self._through(route, hop, piece)
@@ -101,6 +106,19 @@ class Steps:
         Pipeline(stages).run(_pieces(pieces, total), told)
         return new
 
+    def close(self) -> None:
+        """The job is over."""
+        self._handing_over.close()
+
+    def _hand_over(self, route: Route, boot_ids: list[str], ids: list[int], past_len: int) -> list[int]:
+        """One step that the nodes hand over to each other."""
+        headers = self._headers(route.hops[0], route, past_len, fresh=False)
+        payload = Payload(self._embedder.embed(ids), self._history(ids), self._sampling(want_token=True))
+        letter = self._handing_over.run(route, boot_ids, headers, payload, lambda hop: self._patience(hop, len(ids)))
+        self.logprobs = letter.logprobs
+        with _blaming(route.hops[-1]):
+            return self._new_tokens(route.hops[-1], StepAnswer(token_id=letter.token_id, has_token_id=True))
+
     def _through(self, route: Route, hop: Hop, piece: _Piece) -> _Piece:
         """One piece through one hop."""
         ids, hidden = piece.ids, piece.hidden
@@ -115,8 +133,7 @@ class Steps:
                     raise NodeProtocolError(f"{hop.url} did not answer hidden states of the shape it was sent.")
                 self._check_acknowledgement(hop, answer, held)
                 return replace(piece, hidden=answer.hidden)
-            token_ids = torch.tensor([ids]) if self._job.sampling.needs_history else None
-            answer = self._send(hop, headers, Payload(hidden, token_ids, self._sampling(piece.want_token)))
+            answer = self._send(hop, headers, Payload(hidden, self._history(ids), self._sampling(piece.want_token)))
             if answer.hidden is not None:
                 raise NodeProtocolError(f"{hop.url} answered hidden states instead of a token.")
             self._check_acknowledgement(hop, answer, held)
@@ -126,18 +143,24 @@ class Steps:
     def _send(self, hop: Hop, headers: StepHeaders, payload: Payload) -> StepAnswer:
         self._progress.touched.add(hop.url)
         tokens = payload.hidden.shape[1]
-        expected = self._directory.expected_seconds(hop.url, hop.layers.size, tokens)
         begun = self._clock()
         answer = self._directory.client(hop.url).forward(
             headers,
             payload,
             timeout=self._settings.step_timeout,
-            patience=max(self._settings.step_patience, PATIENCE_FACTOR * expected),
+            patience=self._patience(hop, tokens),
         )
         total_ms = (self._clock() - begun) * 1e3
         self._directory.measured(hop.url, hop.layers.size, tokens, total_ms, answer.timings)
         self._progress.hops.setdefault(hop.url, HopTimes()).add(total_ms, answer.timings)
         return answer
+
+    def _patience(self, hop: Hop, tokens: int) -> float:
+        expected = self._directory.expected_seconds(hop.url, hop.layers.size, tokens)
+        return max(self._settings.step_patience, PATIENCE_FACTOR * expected)
+
+    def _history(self, ids: list[int]) -> torch.Tensor | None:
+        return torch.tensor([ids]) if self._job.sampling.needs_history else None
 
     def _headers(self, hop: Hop, route: Route, past_len: int, fresh: bool) -> StepHeaders:
         cached = self._progress.cached

@@ -12,7 +12,7 @@ from typing import Any
 from generation.models import Generation
 from nodes.amounts import MISSING
 
-#: What the generation does from an event on. Others (cache miss, failover) are moments.
+#: What the generation does from an event on. Others (cache miss, failover, relayed) are moments.
 _BEGINS = {
     "prefill": "prefill",
     "re-prefill": "re-prefill",
@@ -20,7 +20,7 @@ _BEGINS = {
     "decode": "decode",
     "waiting": "waiting",
 }
-_MOMENTS = ("cache miss", "failover")
+_MOMENTS = ("cache miss", "failover", "relayed")
 _PARTS = ("compute", "queue", "network")
 #: What is there is to be seen, however short it was; percent.
 _LEAST_WIDTH = 0.4

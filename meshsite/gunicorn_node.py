@@ -12,12 +12,15 @@ from meshsite import gunicorn_conf as conf
 from meshsite.gunicorn_conf import load_worker as post_worker_init  # noqa: F401
 from meshsite.metrics_folder import VARIABLE
 from nodes import tls
+from nodes.limits import HELD_PER_SLOT
 from nodes.tls import server_context as ssl_context  # noqa: F401
 
 _settings = conf.load_settings(("node", "all"), "A head without layers starts with meshsite/gunicorn_head.py.")
 
-#: Twice the session slots and some, so that waiting steps never starve /livez or an eviction.
-_NODE_THREADS = 2 * _settings.MESHNET_KV_MAX_SESSIONS + 8
+#: Steps of as many sessions as there are slots, and as many stateless ones; steps that are on their way to other nodes
+#: and heads that wait for a result, as many as the node lets in (nodes/handing_over.py); and some, so that all these
+#: never starve /livez or an eviction. A thread is made when it is needed.
+_NODE_THREADS = (2 + HELD_PER_SLOT) * _settings.MESHNET_KV_MAX_SESSIONS + 8
 _HEAD_THREADS = _settings.MESHNET_MAX_ANSWERS + conf.SPARE_THREADS
 
 bind = _settings.MESHNET_BIND

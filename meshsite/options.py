@@ -124,7 +124,7 @@ OPTIONS = (
         "MESHNET_NODE_NETWORKS",
         "list",
         ["127.0.0.0/8", "::1/128"],
-        "Networks in which nodes may be: a head sends the mesh secret nowhere else.",
+        "Networks in which nodes may be: heads, and nodes that hand over, send the mesh secret nowhere else.",
     ),
     Option(
         "MESHNET_PLAIN_HTTP",
@@ -150,6 +150,12 @@ OPTIONS = (
         2.0,
         "A node that is silent on a step for so long is asked whether it lives, and left if it is silent then too.",
         minimum=0.05,
+    ),
+    Option(
+        "MESHNET_HANDOVER",
+        "bool",
+        False,
+        "Whether nodes hand the tokens of a running answer over to each other, where they reach each other.",
     ),
     Option(
         "MESHNET_ROUTE_WAIT_SECONDS",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nodes import framing, proof, proof_record
 from nodes.batching import Budget
+from nodes.client import NodeClient
 from nodes.engine import Engine
 from nodes.kv_sessions import SessionCacheStore, StoreLimits
 from nodes.layers import LayerRange
@@ -36,6 +37,7 @@ def start_node(
     allow_untested: bool = False,
     proofs: Path | None = None,
     budget: Budget | None = None,
+    connect: Callable[[str], NodeClient] | None = None,
 ) -> NodeRuntime:
     """Loads and proves a shard on a new engine's thread. Raises ShardRefused when it must not serve.
 
@@ -81,6 +83,7 @@ def start_node(
         sweep_seconds=sweep_seconds,
         decode_text=decode_text,
         budget=budget,
+        connect=connect,
     )
 
 
@@ -101,6 +104,7 @@ def boot_node() -> NodeRuntime:
     from django.conf import settings
 
     from nodes import model_files
+    from nodes.registry import connect
 
     allow_untested = settings.MESHNET_ALLOW_UNTESTED_MODELS
     layers = LayerRange.parse(settings.MESHNET_LAYERS) if settings.MESHNET_LAYERS else None
@@ -130,4 +134,5 @@ def boot_node() -> NodeRuntime:
         sweep_seconds=settings.MESHNET_KV_SWEEP_SECONDS,
         allow_untested=allow_untested,
         proofs=settings.MESHNET_VAR_DIR / proof_record.FOLDER,
+        connect=connect,
     )

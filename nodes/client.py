@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,8 +19,9 @@ from urllib3.util import SKIP_HEADER
 
 from nodes import wire
 from nodes.connections import PROBE_SECONDS, NodePool, NodeTLSPool
-from nodes.errors import BY_CODE, MeshnetError, NodeProtocolError, NodeTimeout, NodeUnreachable
+from nodes.errors import BY_CODE, BadRequest, MeshnetError, NodeProtocolError, NodeTimeout, NodeUnreachable
 from nodes.exchange import Reply, TooLong, exchange
+from nodes.handover import Letter
 from nodes.wire import StepHeaders, Timings
 
 if TYPE_CHECKING:
@@ -174,6 +175,43 @@ class HttpNodeClient:
         except MeshnetError as error:
             raise NodeProtocolError(f"{self.url} answered something else than hidden states: {error.detail}") from None
         return StepAnswer(hidden=hidden, **common)
+
+    def hand_over(
+        self,
+        headers: StepHeaders,
+        payload: Payload,
+        *,
+        timeout: float,
+        patience: float | None = None,
+        sent: Callable[[], object],
+    ) -> StepAnswer:
+        """`forward` for a step whose result comes another way; `sent` is called when the request has gone out."""
+        self._pool.patience.sent = sent
+        try:
+            return self.forward(headers, payload, timeout=timeout, patience=patience)
+        finally:
+            self._pool.patience.sent = None
+
+    def result(
+        self, session_id: str, nonce: str, *, wait: float, timeout: float, patience: float | None = None
+    ) -> Letter | None:
+        """What a handed-over step gave, from its tail, which may wait for it `wait` seconds; None: it is not there.
+
+        Raises as `forward`.
+        """
+        path = f"/sessions/{session_id}/steps/{nonce}?wait={wait:g}"
+        self._pool.patience.seconds = patience
+        try:
+            answer = self._request("GET", path, None, wire.JSON_TYPE, timeout)
+        finally:
+            self._pool.patience.seconds = None
+        said = self._json(answer.data)
+        if not said:
+            return None
+        try:
+            return Letter.from_json(said)
+        except BadRequest as error:
+            raise NodeProtocolError(f"{self.url} answered no result of a step: {error.detail}") from None
 
     def status(self, *, timeout: float) -> dict[str, Any]:
         return self._json(self._request("GET", "/status", None, wire.JSON_TYPE, timeout).data)

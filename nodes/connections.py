@@ -45,6 +45,13 @@ class Patience(threading.local):
     seconds: float | None = None
     #: Set when the node was asked and was silent.
     is_over = False
+    #: Called once, when the request has gone out and the wait begins.
+    sent: Callable[[], object] | None = None
+
+    def begin(self) -> None:
+        sent, self.sent = self.sent, None
+        if sent is not None:
+            sent()
 
 
 class _Guarded:
@@ -118,6 +125,7 @@ class _Guarded:
 
     def getresponse(self) -> Any:
         """http.client's own answer, to be read at once: urllib3's around it would only add to the way of each step."""
+        self.patience.begin()
         connection: Any = self
         if self.patience.seconds is None:
             return http.client.HTTPConnection.getresponse(connection)

@@ -182,6 +182,13 @@ class NodeTimeout(NodeUnreachable):
     http_status = 504
 
 
+class HandoverFailed(MeshnetError):
+    """A step could not be handed over from one node to the next. Extra: `to`, the URL of the next one."""
+
+    code = "handover_failed"
+    http_status = 502
+
+
 class NodeProtocolError(MeshnetError):
     """A node's answer does not follow the protocol."""
 
@@ -226,5 +233,7 @@ BY_CODE: dict[str, type[MeshnetError]] = {
         NotReady,
         ShardRefused,
         ModelUnavailable,
+        NodeTimeout,
+        HandoverFailed,
     )
 }

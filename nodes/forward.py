@@ -10,6 +10,7 @@ from nodes.framing import Payload
 from nodes.wire import StepHeaders
 
 if TYPE_CHECKING:
+    from nodes.client import StepAnswer
     from nodes.runtime import NodeRuntime
 
 
@@ -18,7 +19,13 @@ def run(runtime: NodeRuntime, headers: StepHeaders, body: bytes) -> tuple[list[t
 
     Raises MeshnetError subclasses.
     """
-    answer = runtime.forward(headers, framing.decode(body))
+    payload = framing.decode(body)
+    if payload.handover is not None:
+        answer = runtime.handing_over.run(runtime, headers, payload)
+        # This node and all behind it have done their part. Nobody waits for it to go on with the text.
+        content = b'{"handed_over": true}'
+        return _fields(answer, wire.JSON_TYPE, content), content
+    answer = runtime.forward(headers, payload)
     if answer.hidden is not None:
         content_type, content = wire.TENSOR_TYPE, framing.encode(Payload(answer.hidden))
     else:
@@ -26,6 +33,10 @@ def run(runtime: NodeRuntime, headers: StepHeaders, body: bytes) -> tuple[list[t
         if answer.logprobs is not None:
             said["logprobs"] = answer.logprobs.as_json()
         content_type, content = wire.JSON_TYPE, json.dumps(said).encode()
+    return _fields(answer, content_type, content), content
+
+
+def _fields(answer: StepAnswer, content_type: str, content: bytes) -> list[tuple[str, str]]:
     fields = [
         ("Content-Type", content_type),
         # Without a length gunicorn would send chunks: more bytes and one more write for every step.
@@ -34,4 +45,4 @@ def run(runtime: NodeRuntime, headers: StepHeaders, body: bytes) -> tuple[list[t
     ]
     if answer.past_len is not None:
         fields.append((wire.PAST_LEN, str(answer.past_len)))
-    return fields, content
+    return fields

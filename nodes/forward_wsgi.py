@@ -1,4 +1,5 @@
-"""`POST /forward` as a WSGI application of its own, for the server's processes that hold layers.
+"""Steps as a WSGI application of their own, where a server's process holds layers: `POST /forward`, and the request for
+a handed-over step's result.
 
 Every step of every session passes here once per hop. Django's request, signals, URL resolver and response would be a
 third of what a node does beside computing, and this path needs none of them (docs/performance.md). Everything else that
@@ -8,13 +9,16 @@ is asked of a node goes through `views.py`, also another method on this path; bo
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import re
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import parse_qsl
 
-from nodes import bodies, mesh_auth, wire
+from nodes import bodies, handover_result, mesh_auth, wire
 from nodes.errors import MeshnetError
 from nodes.views import error_response, running_node
 from nodes.wire import StepHeaders
@@ -29,9 +33,14 @@ _NAMES = {
 }
 
 
+#: As in urls.py.
+_RESULT = re.compile(r"/sessions/([^/]+)/steps/([^/]+)")
+
+
 def takes(environ: dict[str, Any]) -> bool:
-    """Whether this is a step."""
-    return environ["PATH_INFO"] == "/forward" and environ["REQUEST_METHOD"] == "POST"
+    """Whether this is a step, or asks for the result of one."""
+    method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+    return (method == "POST" and path == "/forward") or (method == "GET" and _RESULT.fullmatch(path) is not None)
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -49,6 +58,11 @@ def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> 
         from nodes import forward  # here: the site imports this module in processes that never compute
 
         runtime = running_node()
+        if asked := _RESULT.fullmatch(environ["PATH_INFO"]):
+            query = dict(parse_qsl(environ.get("QUERY_STRING", "")))
+            found = json.dumps(handover_result.result(runtime.handing_over, query, *asked.groups())).encode()
+            start_response("200 OK", [("Content-Type", wire.JSON_TYPE), ("Content-Length", str(len(found)))])
+            return _Corked(environ.get("gunicorn.socket"), found)
         headers = StepHeaders.from_http({name: environ[key] for name, key in _NAMES.items() if key in environ})
         body = bodies.read(
             source,

@@ -15,10 +15,12 @@ from safetensors import SafetensorError, TensorSpec, serialize
 from safetensors.torch import load
 
 from nodes.errors import BadRequest
+from nodes.handover import LONGEST_BYTES
 
 HIDDEN = "hidden_states"
 TOKEN_IDS = "token_ids"  # noqa: S105  # a tensor's name, not a password
 SAMPLING = "sampling"
+HANDOVER = "handover"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -29,12 +31,14 @@ class Payload:
     """The tensors of one step.
 
     hidden: [1, T, hidden size] in the mesh's dtype. token_ids: [1, T] int64, only to the tail. sampling: the JSON
-    object of `docs/protocol.md`, only to the tail; None is greedy.
+    object of `docs/protocol.md`, only to the tail; None is greedy. handover: the JSON object of `nodes/handover.py`, of
+    a step that the nodes hand over to each other; token_ids and sampling then travel to the tail through all of them.
     """
 
     hidden: torch.Tensor
     token_ids: torch.Tensor | None = None
     sampling: dict[str, Any] | None = None
+    handover: dict[str, Any] | None = None
 
 
 def encode(payload: Payload) -> bytes:
@@ -42,8 +46,9 @@ def encode(payload: Payload) -> bytes:
     if payload.token_ids is not None:
         tensors[TOKEN_IDS] = payload.token_ids.contiguous()
     if payload.sampling is not None:
-        text = json.dumps(payload.sampling, separators=(",", ":")).encode()
-        tensors[SAMPLING] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        tensors[SAMPLING] = _text(payload.sampling)
+    if payload.handover is not None:
+        tensors[HANDOVER] = _text(payload.handover)
     # The library's own `save` looks for what cannot be here (sparse tensors, shared memory), at ten times the cost.
     return serialize({name: _spec(tensor) for name, tensor in tensors.items()})
 
@@ -58,6 +63,10 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
     )
 
 
+def _text(value: dict[str, Any]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value, separators=(",", ":")).encode()), dtype=torch.uint8)
+
+
 def decode(body: bytes) -> Payload:
     """Reads one buffer. Raises BadRequest that names what is wrong; knows no model, so checks no sizes against one."""
     try:
@@ -65,7 +74,7 @@ def decode(body: bytes) -> Payload:
     except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError, OverflowError) as error:
         # Beyond its own error: dtypes that this torch does not know, and shapes that no machine can hold.
         raise BadRequest(f"The body is not a safetensors buffer: {error}") from None
-    unknown = set(tensors) - {HIDDEN, TOKEN_IDS, SAMPLING}
+    unknown = set(tensors) - {HIDDEN, TOKEN_IDS, SAMPLING, HANDOVER}
     if unknown:
         raise BadRequest(f"The body holds an unknown tensor {sorted(unknown)[0]!r:.80}.")
     if HIDDEN not in tensors:
@@ -80,20 +89,23 @@ def decode(body: bytes) -> Payload:
     token_ids = tensors.get(TOKEN_IDS)
     if token_ids is not None and (token_ids.dtype != torch.int64 or token_ids.shape != hidden.shape[:2]):
         raise BadRequest(f"{TOKEN_IDS} must be int64 of the shape {list(hidden.shape[:2])}.")
-    return Payload(hidden, token_ids, _sampling(tensors.get(SAMPLING)))
+    handover = tensors.get(HANDOVER)
+    if handover is not None and handover.numel() > LONGEST_BYTES:
+        raise BadRequest(f"{HANDOVER} may hold {LONGEST_BYTES} bytes.")
+    return Payload(hidden, token_ids, _object(tensors.get(SAMPLING), SAMPLING), _object(handover, HANDOVER))
 
 
-def _sampling(tensor: torch.Tensor | None) -> dict[str, Any] | None:
+def _object(tensor: torch.Tensor | None, name: str) -> dict[str, Any] | None:
     if tensor is None:
         return None
     if tensor.dtype != torch.uint8 or tensor.ndim != 1:
-        raise BadRequest(f"{SAMPLING} must be a one-dimensional uint8 tensor of JSON.")
+        raise BadRequest(f"{name} must be a one-dimensional uint8 tensor of JSON.")
     try:
         value = json.loads(tensor.numpy().tobytes())
     except (ValueError, RecursionError):
-        raise BadRequest(f"{SAMPLING} is not JSON in UTF-8.") from None
+        raise BadRequest(f"{name} is not JSON in UTF-8.") from None
     if not isinstance(value, dict):
-        raise BadRequest(f"{SAMPLING} must hold a JSON object.")
+        raise BadRequest(f"{name} must hold a JSON object.")
     return value
 
 

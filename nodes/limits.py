@@ -8,6 +8,9 @@ from typing import Any
 from nodes.errors import BadRequest
 from nodes.kv_sessions import StoreLimits
 
+#: Threads for each slot that steps on their way to other nodes, and heads that wait for a step's result, may hold. A
+#: session has up to three at once: the node behind this one acknowledges a step when the next one is already here.
+HELD_PER_SLOT = 4
 #: By field: smallest and largest value.
 _RANGES: dict[str, tuple[float, float]] = {
     "ttl_seconds": (0.1, 1e9),

@@ -15,14 +15,15 @@ import torch
 
 from nodes import framing, proof
 from nodes.batching import Budget
-from nodes.client import StepAnswer
+from nodes.client import NodeClient, StepAnswer
 from nodes.engine import Engine
 from nodes.engine_embedder import EngineEmbedder
-from nodes.errors import BadRequest, Busy, Draining, MeshnetError, WrongLayers, WrongModel
+from nodes.errors import BadRequest, Busy, Draining, MeshnetError, NotFound, WrongLayers, WrongModel
 from nodes.framing import Payload
+from nodes.handing_over import HandingOver
 from nodes.kv_sessions import SessionCacheStore
 from nodes.layers import LayerRange
-from nodes.limits import changed_limits
+from nodes.limits import HELD_PER_SLOT, changed_limits
 from nodes.process import resident_bytes, versions
 from nodes.sampling import Sampling
 from nodes.shard import Embedder, ModelShard
@@ -30,6 +31,7 @@ from nodes.step import Step, StepResult
 from nodes.step_queue import StepQueue
 from nodes.step_runner import StepRunner
 from nodes.step_statistics import StepStatistics
+from nodes.successors import Successors
 from nodes.wire import StepHeaders, Timings
 
 logger = logging.getLogger(__name__)
@@ -65,7 +67,9 @@ class NodeRuntime:
         sweep_seconds: float = 1.0,
         decode_text: Callable[[int], str] | None = None,
         budget: Budget | None = None,
+        connect: Callable[[str], NodeClient] | None = None,
     ) -> None:
+        """`connect` is how this node speaks to others; without it steps cannot be handed over to or from here."""
         self._shard = shard
         self._dtype = shard.dtype  # asking the model walks over its modules, and each step would
         #: The largest body of a legal step.
@@ -80,6 +84,8 @@ class NodeRuntime:
         self._decode_text = decode_text or (lambda token_id: "")
         # Each of them holds a thread of the server: cached steps, probes and evictions must find one too.
         self._stateless_slots = threading.BoundedSemaphore(store.limits.max_sessions)
+        # So do steps that wait for the nodes behind this one, while the next of their session may be here already.
+        self._handing_over = connect and HandingOver(Successors(connect), HELD_PER_SLOT * store.limits.max_sessions)
         self._statistics = StepStatistics()
         self._runner = StepRunner(shard, store)
         self._steps = StepQueue(engine, self._runner, budget=budget, counted=self._statistics.count_turn)
@@ -122,6 +128,7 @@ class NodeRuntime:
         if headers.cache == "prefill":
             if self._draining.is_set():
                 raise Draining()
+            self._forget_results(headers.session)
             entry = self._store.open(headers.session, layers, lambda: self._shard.new_cache(layers), need)
         else:
             if self._leaving.is_set():
@@ -210,6 +217,24 @@ class NodeRuntime:
             raise BadRequest("sampling and token_ids belong to the step that ends the model.")
         return None
 
+    # -- steps that nodes hand over to each other
+
+    @property
+    def handing_over(self) -> HandingOver:
+        """Raises NotFound on a node that takes no part in it."""
+        if self._handing_over is None:
+            raise NotFound("This node does not hand steps over.")
+        return self._handing_over
+
+    @property
+    def n_layers(self) -> int:
+        """Of the whole model."""
+        return self._shard.shape.n_layers
+
+    def _forget_results(self, session_id: str) -> None:
+        if self._handing_over is not None:
+            self._handing_over.letters.forget(session_id)
+
     def on_engine(self, embedder: Embedder) -> EngineEmbedder:
         """The embedder of a head in this process, run where everything else computes."""
         return EngineEmbedder(embedder, self._engine)
@@ -221,6 +246,7 @@ class NodeRuntime:
 
     def release(self, session_id: str) -> bool:
         """The head is done with a session; whether the node still held it."""
+        self._forget_results(session_id)
         return self._store.release(session_id)
 
     def give_back(self, ids: Sequence[str]) -> dict[str, Any]:
@@ -280,6 +306,7 @@ class NodeRuntime:
             "dtype": framing.dtype_name(self._dtype),
             "device": str(self._shard.device),
             "supports_kv_cache": self._caches,
+            "supports_handover": self._caches and self._handing_over is not None,
             "kv_bytes_per_token": self._verdict.footprint.per_token,
             "kv_bytes_of_full_context": self._verdict.footprint.bytes(shape.context_length),
             "busy_sessions": self._store.count_active(),
@@ -329,6 +356,8 @@ class NodeRuntime:
         while not self._stopped.wait(seconds):
             try:
                 self._store.sweep()
+                if self._handing_over is not None:
+                    self._handing_over.tidy()
             except Exception:
                 # One bad session must not end the expiry of all others (case D08).
                 logger.exception("The sweep failed; trying again in %g s.", seconds)

@@ -11,6 +11,7 @@ urlpatterns = [
     path("sessions", views.sessions),
     path("sessions/evict", views.evict),
     path("sessions/<str:session_id>", views.session),
+    path("sessions/<str:session_id>/steps/<str:nonce>", views.result),
     path("status", views.status),
     path("limits", views.limits),
     path("drain", views.drain),

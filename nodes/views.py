@@ -15,7 +15,7 @@ from django.apps import apps
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
 
-from nodes import bodies, wire
+from nodes import bodies, handover_result, wire
 from nodes.errors import (
     BadRequest,
     MeshnetError,
@@ -100,6 +100,12 @@ def session(request: HttpRequest, session_id: str) -> HttpResponse:
     if not wire.is_session_id(session_id):
         raise NotFound("This is not the id of a session.")
     return JsonResponse({"released": running_node().release(session_id)})
+
+
+@endpoint("GET")
+def result(request: HttpRequest, session_id: str, nonce: str) -> HttpResponse:
+    """What a handed-over step gave, as soon as it is there; `wait` is how many seconds the head can wait."""
+    return JsonResponse(handover_result.result(running_node().handing_over, request.GET.dict(), session_id, nonce))
 
 
 @endpoint("POST")

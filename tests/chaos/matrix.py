@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tests.chaos import faults
@@ -87,10 +87,20 @@ def some_cells(most: int) -> list[Cell]:
 
 
 class Matrix:
-    """Runs cells on a mesh with two replicas and a spare a stage; knows what each text must be."""
+    """Runs cells on a mesh with two replicas and a spare a stage; knows what each text must be.
 
-    def __init__(self, mesh: ChaosMesh, reference: Reference) -> None:
+    `repaired` looks at the row of a generation whose node met a fault.
+    """
+
+    def __init__(
+        self,
+        mesh: ChaosMesh,
+        reference: Reference,
+        *,
+        repaired: Callable[[Stage, dict[str, object]], None] | None = None,
+    ) -> None:
         self._mesh = mesh
+        self._repaired = repaired or check_repaired
         self.greedy = reference.text(PROMPT, TOKENS)
         self.seed, self.sampled = sampled_text(mesh, PROMPT, TOKENS)
         for text in (self.greedy, self.sampled):
@@ -118,7 +128,7 @@ class Matrix:
         answer = ask(self._mesh, PROMPT, TOKENS, seed=self.seed if cell.is_sampled else None)
         check_whole(answer, self.sampled if cell.is_sampled else self.greedy, TOKENS)
         row = self._mesh.last_row()
-        check_repaired(stage, row)
+        self._repaired(stage, row)
         wait_until(self._mesh.is_idle, 5, "a session was left on a node that lives")
         self._mesh.heal()
         # The release that could not reach it waits in its socket: it is read once the node goes on.

@@ -190,6 +190,7 @@ def running_chaos_mesh(
     spares: bool = False,
     node: dict[str, str] | None = None,
     head: dict[str, str] | None = None,
+    head_preload: str = "",
 ) -> Iterator[ChaosMesh]:
     """Starts `replicas` nodes for each stretch of layers behind gates, and a head; ends all that it started."""
     with ExitStack() as stack:
@@ -207,6 +208,7 @@ def running_chaos_mesh(
         served_head = processes.head(
             folder / "head", model, [place.url for stage in stages for place in stage.replicas], **(head or {})
         )
+        served_head.preload = head_preload
         mesh = ChaosMesh(stages, served_head, "", model)
         stack.callback(_end, mesh)
         for one in (one for stage in stages for one in stage.processes()):

@@ -23,7 +23,7 @@ def test_half_requests_are_cut_off_and_the_node_goes_on(toy_mesh: ToyMesh, tmp_p
         + b"\r\nContent-Type: application/octet-stream\r\nContent-Length: 100\r\n\r\nabc",
     )
     with processes.serving(node):
-        held = [socket.create_connection(("127.0.0.1", node.port), timeout=20) for _ in range(12)]
+        held = [socket.create_connection(("127.0.0.1", node.port), timeout=20) for _ in range(18)]
         try:
             for index, sock in enumerate(held):
                 sock.sendall(halves[index % 2])
@@ -60,7 +60,7 @@ def test_half_headers_are_cut_off_sooner_while_requests_wait(toy_mesh: ToyMesh, 
         assert processes.call(f"{node.url}/livez", timeout=20)[0] == 200
         alone.sendall(b"Host: x\r\n\r\n")
         assert alone.recv(100).startswith(b"HTTP/1.1 200")  # nobody waited: it had its time
-        held = [socket.create_connection(("127.0.0.1", node.port), timeout=20) for _ in range(12)]
+        held = [socket.create_connection(("127.0.0.1", node.port), timeout=20) for _ in range(18)]
         try:
             for sock in held:
                 sock.sendall(b"GET /livez HTTP/1.1\r\n")

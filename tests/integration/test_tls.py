@@ -177,9 +177,9 @@ def test_half_handshakes_and_silent_clients_do_not_hold_a_node_up(mesh: TLSMesh,
     with processes.serving(node):
         held = [socket.create_connection(("127.0.0.1", node.port), timeout=30) for _ in range(36)]
         try:
-            for sock in held[:12]:
+            for sock in held[:16]:
                 sock.sendall(b"\x16\x03\x01\x02\x00\x01\x00")  # the beginning of a client's first message
-            for sock in held[12:24]:
+            for sock in held[16:32]:
                 sock.sendall(b"GET / HTTP/1.1\r\n\r\n")  # not TLS at all, and it is not closed either
             assert processes.call(f"{node.url}/livez", timeout=30, context=node.context)[0] == 200
             assert held[0].recv(100) == b""

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from generation.directory import FRESH_SECONDS, STALE_SECONDS, NodeDirectory
+from generation.directory import (
+    FRESH_SECONDS,
+    LINK_SECONDS,
+    LONGEST_LINK_SECONDS,
+    STALE_SECONDS,
+    NodeDirectory,
+)
 from generation.errors import NoRoute
 from generation.penalties import FIRST_SECONDS
 from generation.route import Hop, Route, RouteNode
@@ -256,3 +262,61 @@ def test_a_fetch_that_breaks_keeps_nobody_waiting(clock: Clock) -> None:
 
     nodes = NodeDirectory([FakeClient()], clock=clock, fetch=broken)  # type: ignore[list-item]
     assert nodes.ready() == []
+
+
+class HandingClient(FakeClient):
+    """One that could be a tail."""
+
+    def __init__(self, url: str, **status: Any) -> None:
+        super().__init__(url, **{"boot_id": f"boot of {url}", "supports_handover": True, **status})
+
+    def result(self) -> None:
+        raise AssertionError("the directory asks for no results")
+
+
+def handing(*clients: FakeClient, clock: Clock) -> NodeDirectory:
+    nodes = directory(*clients, clock=clock)
+    nodes.ready(fresh=True)
+    return nodes
+
+
+def test_steps_can_be_handed_over_when_every_node_says_that_it_takes_part(clock: Clock) -> None:
+    able = HandingClient(A), HandingClient(B)
+    assert handing(*able, clock=clock).hand_over([A, B]) == [f"boot of {A}", f"boot of {B}"]
+    for unable in (
+        HandingClient(B, supports_handover=False),
+        HandingClient(B, supports_handover="yes"),
+        HandingClient(B, boot_id=None),
+        FakeClient(B, supports_handover=True),  # in the head's own process: nobody can call it
+    ):
+        assert handing(able[0], unable, clock=clock).hand_over([A, B]) is None
+    nodes = handing(*able, clock=clock)
+    nodes.forget(B)
+    assert nodes.hand_over([A, B]) is None, "what it said does not count any more"
+
+
+def test_two_nodes_that_did_not_reach_each_other_are_left_alone_for_longer_each_time(clock: Clock) -> None:
+    nodes = handing(HandingClient(A), HandingClient(B), clock=clock)
+    held = []
+    for _ in range(8):
+        for _ in range(5):  # as many generations meet it
+            nodes.hand_over_failed([A, B], B)
+        begun = clock.now
+        while nodes.hand_over([A, B]) is None:
+            clock.advance(1)
+        held.append(clock.now - begun)
+    assert held[:3] == [LINK_SECONDS, 2 * LINK_SECONDS, 4 * LINK_SECONDS]
+    assert held[-2:] == [LONGEST_LINK_SECONDS] * 2
+    nodes.handed_over([A, B])
+    nodes.hand_over_failed([A, B], B)
+    clock.advance(LINK_SECONDS)
+    assert nodes.hand_over([A, B]) is not None, "a step that was handed over forgives"
+
+
+def test_a_way_that_failed_says_nothing_of_the_other_direction_or_of_others(clock: Clock) -> None:
+    nodes = handing(HandingClient(A), HandingClient(B), clock=clock)
+    nodes.hand_over_failed([A, B], B)
+    assert nodes.hand_over([A, B]) is None
+    assert nodes.hand_over([B, A]) is not None
+    nodes.hand_over_failed([B, A], B)  # from the head to the first node
+    assert nodes.hand_over([B, A]) is None

@@ -56,3 +56,17 @@ def test_old_faults_are_forgotten(clock: Clock) -> None:
     clock.advance(FORGOTTEN_SECONDS)
     penalties.fail(NODE)
     assert penalties.faults(NODE) == 1
+
+
+def test_some_faults_are_held_for_longer_than_others(clock: Clock) -> None:
+    ways = Penalties(first_seconds=10.0, longest_seconds=15.0, clock=clock)
+    ways.fail(NODE)
+    clock.advance(9)
+    assert ways.faults(NODE) == 1
+    clock.advance(2)
+    assert ways.faults(NODE) == 0
+    ways.fail(NODE)
+    clock.advance(14)
+    assert ways.faults(NODE) == 2
+    clock.advance(2)
+    assert ways.faults(NODE) == 0

@@ -50,7 +50,7 @@ def gunicorn(config: str, *arguments: str, **env: str) -> subprocess.CompletedPr
         ("node", ["-k", "sync", "--threads", "1"], {}, "the worker class is sync"),
         ("node", ["--preload"], {}, "preload_app"),
         ("node", ["--max-requests", "100"], {}, "max_requests"),
-        ("node", ["--threads", "3"], {}, "24 threads are needed"),
+        ("node", ["--threads", "3"], {}, "56 threads are needed"),
         ("node", [], {"MESHNET_SECRET": ""}, "MESHNET_SECRET must be set"),
         ("node", [], {"MESHNET_KV_MAX_SESSIONS": "x"}, "MESHNET_KV_MAX_SESSIONS"),
         ("node", [], {"MESHNET_ROLE": "head"}, "MESHNET_ROLE is head"),

@@ -245,3 +245,53 @@ def test_evictions_say_what_is_meant(server: Script, node: HttpNodeClient) -> No
         {"ids": [SESSION], "by": "head"},
     ]
     assert server.seen[-1][:2] == ("DELETE", f"/sessions/{SESSION}")
+
+
+def test_the_result_of_a_step_is_asked_for_by_session_and_nonce(server: Script, node: HttpNodeClient) -> None:
+    hop = {"held": 13, "queue_ms": 0.5, "compute_ms": 7.0}
+    reply_json(server, {"text": "a", "token_id": 7, "hops": [hop]})
+    letter = node.result(SESSION, "n" * 16, wait=10.0, timeout=5.0)
+    assert letter is not None
+    assert (letter.token_id, letter.text, letter.logprobs) == (7, "a", None)
+    assert [(one.held, one.timings) for one in letter.hops] == [(13, Timings(0.5, 7.0))]
+    assert server.seen[0][:2] == ("GET", f"/sessions/{SESSION}/steps/{'n' * 16}?wait=10")
+    reply_json(server, {})
+    assert node.result(SESSION, "n" * 16, wait=10.0, timeout=5.0) is None
+    reply_json(server, {"token_id": 7})
+    with pytest.raises(NodeProtocolError, match="hops"):
+        node.result(SESSION, "n" * 16, wait=10.0, timeout=5.0)
+
+
+def test_who_hands_over_is_told_when_the_step_has_gone_out_and_once_only(server: Script, node: HttpNodeClient) -> None:
+    """Before the answer: the result is asked for meanwhile."""
+    told: list[int] = []
+    gone = threading.Event()
+
+    def sent() -> None:
+        told.append(1)
+        gone.set()
+
+    reply_json(server, {"handed_over": True}, X_Meshnet_Past_Len="13")
+    server.hold.clear()
+    answers: list[Any] = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(node.hand_over(StepHeaders(), STEP, timeout=5.0, patience=5.0, sent=sent))
+    )
+    waiting.start()
+    assert gone.wait(5)
+    assert not answers
+    server.hold.set()
+    waiting.join(5)
+    assert (answers[0].past_len, answers[0].token_id, told) == (13, None, [1])
+    node.status(timeout=5.0)
+    assert told == [1]
+
+
+def test_a_step_that_cannot_go_out_is_not_said_to_have_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    node = HttpNodeClient(url, "the secret", connect_timeout=1.0)
+    told: list[int] = []
+    with pytest.raises(NodeUnreachable):
+        node.hand_over(StepHeaders(), STEP, timeout=5.0, sent=lambda: told.append(1))
+    assert not told

@@ -33,6 +33,14 @@ def test_ids_and_sampling_travel_beside_the_hidden_states() -> None:
     assert arrived.token_ids is not None
     assert arrived.token_ids.tolist() == [[7, 8]]
     assert arrived.sampling == sent.sampling
+    assert arrived.handover is None
+
+
+def test_the_rest_of_a_way_travels_beside_them_and_has_a_longest_length() -> None:
+    sent = Payload(torch.zeros(1, 1, 4), handover={"next": ["x" * 1000]})
+    assert framing.decode(framing.encode(sent)).handover == sent.handover
+    with pytest.raises(BadRequest, match="handover"):
+        framing.decode(framing.encode(Payload(torch.zeros(1, 1, 4), handover={"next": ["x" * 40_000]})))
 
 
 class Bomb:

@@ -60,13 +60,14 @@ def start_node(
             .result()
             .value
         )
+        blocked = engine.submit(shard.block_weights).result().value
         key = proof_record.ProofKey(
             fingerprint,
             str(shard.layers),
             dtype,
             device,
             shard.shape.context_length,
-            {**versions(), "platform": platform.platform()},
+            {**versions(), "platform": f"{platform.platform()}, {'blocked' if blocked else 'plain'} weights"},
         )
         verdict = engine.submit(lambda: proof_record.proved(key, proofs, lambda: proof.prove(shard))).result().value
         decode_text = _token_text(folder) if shard.is_tail else None

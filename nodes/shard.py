@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed.pipeline_parallel import PipelineIdentityLayer
 
+from nodes.blocked_linear import block_weights
 from nodes.errors import ShardRefused
 from nodes.families import check_config, check_rope, check_tested, check_transformers_version, family_of, text_part
 from nodes.kv_cache import ShardCache
@@ -138,6 +139,15 @@ class ModelShard:
     def blocks(self) -> list[Any]:
         """The modules of the shard's layers, for the proof to watch."""
         return list(self._model.base_model.layers[self.layers.start : self.layers.end])
+
+    def block_weights(self) -> int:
+        """Reorders the weights for this processor (nodes/blocked_linear.py); how many it could be done for.
+
+        Once, before the first run of a part of the shard, and before the proof, which must run what serves.
+        """
+        # Nothing looks ids up here: kept only as the language head's weights, which are about to have their own copy.
+        self._model.base_model.embed_tokens = PipelineIdentityLayer()
+        return block_weights(self._model)
 
     def runs_alone(self, layers: LayerRange) -> bool:
         """Whether these layers of the shard may run without the others (case A11)."""

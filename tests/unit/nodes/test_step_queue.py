@@ -252,3 +252,33 @@ def test_a_release_in_the_middle_of_a_long_prompt_leaves_nothing_behind(nodes: l
     thread.join(20)
     assert found
     assert [row["id"] for row in node.sessions()["sessions"]] == [running]
+
+
+def test_steps_that_ran_together_wait_for_each_other(nodes: list[NodeRuntime], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first comes to an idle engine, and yet the two are in one turn."""
+    node = nodes[0]
+    one, other = prefilled(node, 5, 1), prefilled(node, 6, 2)
+    together(node, [decode(one, 5), decode(other, 6)])
+    monkeypatch.setattr("nodes.step_groups.PATIENCE", 1e6)
+    monkeypatch.setattr("nodes.step_groups.MOST_SECONDS", 20.0)
+    before = node.status()["work"]["turns"]
+    found: list[int | None] = []
+    first = threading.Thread(target=lambda: found.append(node.forward(*decode(one, 6)).past_len))
+    first.start()
+    wait_until(lambda: len(node._steps._waiting) == 1, 5)
+    found.append(node.forward(*decode(other, 7)).past_len)
+    first.join(20)
+    assert sorted(found, key=str) == [7, 8]
+    assert node.status()["work"]["turns"] == before + 1
+
+
+def test_a_session_that_is_gone_holds_the_others_of_its_group_up_only_once(
+    nodes: list[NodeRuntime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = nodes[0]
+    one, other = prefilled(node, 5, 1), prefilled(node, 6, 2)
+    together(node, [decode(one, 5), decode(other, 6)])
+    node.release(other)
+    assert node._steps._groups.patience(one, {one}) > 0
+    assert node.forward(*decode(one, 6)).past_len == 7
+    assert node._steps._groups.patience(one, {one}) == 0

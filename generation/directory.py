@@ -74,6 +74,7 @@ class NodeDirectory:
         self._news: dict[str, _News] = {}
         self._asked_at = float("-inf")
         self._flight: _Flight | None = None
+        self._begun = self._landed = 0  # numbers of fetches
         self._own: Counter[str] = Counter()
         self._removed: frozenset[str] = frozenset()
         self._penalties = Penalties(clock=clock)
@@ -100,10 +101,13 @@ class NodeDirectory:
         Returns at once with what is known, if anything is; `fresh` asks all nodes first. Without `silent` those that
         did not answer the last time are left out.
         """
-        self._look(wait=fresh)
-        found = self._ready(silent)
-        if not found and not fresh:
-            self._look(wait=True)
+        with self._lock:
+            # What was asked before may have missed what the caller waits for; who knows nothing takes what comes.
+            after = self._begun if fresh else self._landed
+        self._look()
+        found = [] if fresh else self._ready(silent)
+        if not found:
+            self._await(after)
             found = self._ready(silent)
         return found
 
@@ -170,7 +174,7 @@ class NodeDirectory:
         link = next(link for link, url in zip(_links(urls), urls, strict=True) if url == to)
         if not self._links.faults(link):  # else this is what other generations met too, not a further try
             self._links.fail(link)
-        self._look(wait=False)  # another process may answer there now, whose boot id is not known yet
+        self._look()  # another process may answer there now, whose boot id is not known yet
 
     def handed_over(self, urls: Sequence[str]) -> None:
         """It worked, all the way."""
@@ -201,21 +205,29 @@ class NodeDirectory:
 
     # -- news
 
-    def _look(self, *, wait: bool) -> None:
-        """Asks the nodes in the background if the news are old; `wait` returns when an answer to that is there."""
-        asked_at = self._clock()
+    def _look(self) -> None:
+        """Asks the nodes in the background if the news are old."""
+        now = self._clock()
+        with self._lock:
+            if self._flight is None and self._asked_at < now - FRESH_SECONDS:
+                self._begin(now)
+
+    def _await(self, after: int) -> None:
+        """Returns when a fetch later than the first `after` ones has come back; begins one if none is under way."""
         while True:
             with self._lock:
-                flight = self._flight
-                if flight is None and (wait or self._asked_at < asked_at - FRESH_SECONDS):
-                    self._asked_at = asked_at
-                    flight = self._flight = _Flight(asked_at)
-                    threading.Thread(target=self._fly, args=(flight,), name="meshnet-directory", daemon=True).start()
-            if flight is None or not wait:
-                return
+                if self._landed > after:
+                    return
+                flight = self._flight or self._begin(self._clock())
             flight.landed.wait()
-            if flight.asked_at >= asked_at:
-                return  # else it was on its way before: it may have missed what the caller waits for
+
+    def _begin(self, now: float) -> _Flight:
+        """Under the lock, with no fetch under way."""
+        self._asked_at = now
+        self._begun += 1
+        self._flight = flight = _Flight(self._begun)
+        threading.Thread(target=self._fly, args=(flight,), name="meshnet-directory", daemon=True).start()
+        return flight
 
     def _fly(self, flight: _Flight) -> None:
         clients = list(self.fleet)
@@ -231,7 +243,7 @@ class NodeDirectory:
             logger.exception("The nodes could not be asked.")
         finally:
             with self._lock:
-                self._flight = None
+                self._flight, self._landed = None, flight.number
             flight.landed.set()
 
     def _hear(self, snapshot: NodeSnapshot, now: float) -> None:
@@ -288,10 +300,10 @@ class NodeDirectory:
 
 
 class _Flight:
-    """One fetch under way."""
+    """One fetch under way; they are numbered from 1, and never two at once."""
 
-    def __init__(self, asked_at: float) -> None:
-        self.asked_at = asked_at
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.landed = threading.Event()
 
 

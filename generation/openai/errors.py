@@ -35,6 +35,7 @@ _OF_NODES: dict[type[mesh.MeshnetError], tuple[int, str, str]] = {
     mesh.Released: (503, "cache_lost", "The mesh lost this generation's cache and could not restore it."),
     mesh.WrongModel: (503, "no_route", "The nodes of the mesh changed under this generation."),
     mesh.WrongLayers: (503, "no_route", "The nodes of the mesh changed under this generation."),
+    mesh.HandoverFailed: (503, "no_route", "The nodes of the mesh could not reach each other."),
     mesh.PayloadTooLarge: (503, "cache_too_small", "The mesh has too little cache memory for so long a text."),
 }
 #: Errors that say that much was tried already, or that the same would come of it again.

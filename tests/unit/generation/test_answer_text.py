@@ -44,7 +44,7 @@ class ScriptTail(LocalNodeClient):
         self, headers: StepHeaders, payload: Payload, *, timeout: float, patience: float | None = None
     ) -> StepAnswer:
         self.prefills += headers.cache == "prefill"
-        self.decodes += headers.past_len is not None
+        self.decodes += headers.past_len is not None and payload.hidden.shape[1] == 1  # not a piece of a long prompt
         answer = super().forward(headers, payload, timeout=timeout)
         return replace(answer, token_id=self.script[self.decodes]) if answer.has_token_id else answer
 

@@ -112,7 +112,7 @@ CHAOS := $(PY) -W "ignore:resource_tracker" -m tests.chaos
 
 chaos: setup
 	$(CHAOS) matrix $(ARGS)
-	MESHNET_CHAOS_TESTS=1 $(PY) -m pytest -q tests/chaos tests/integration/test_keep_alive.py
+	MESHNET_CHAOS_TESTS=1 $(PY) -m pytest -q tests/chaos tests/integration/test_keep_alive.py tests/integration/test_handover.py
 
 soak: setup
 	$(CHAOS) soak $(ARGS)

@@ -23,7 +23,7 @@ from generation.route import Route, RouteNode
 from generation.speeds import NodeSpeeds
 from nodes import live
 from nodes.client import NodeClient
-from nodes.errors import NotFound
+from nodes.errors import Busy, NotFound
 from nodes.fleet import NodeFleet
 from nodes.live import NodeSnapshot
 from nodes.wire import Timings
@@ -210,7 +210,10 @@ class NodeDirectory:
         now = self._clock()
         with self._lock:
             if self._flight is None and self._asked_at < now - FRESH_SECONDS:
-                self._begin(now)
+                try:
+                    self._begin(now)
+                except Busy as error:  # what is known will do; the next one who looks tries again
+                    logger.warning("%s", error.detail)
 
     def _await(self, after: int) -> None:
         """Returns when a fetch later than the first `after` ones has come back; begins one if none is under way."""
@@ -222,11 +225,14 @@ class NodeDirectory:
             flight.landed.wait()
 
     def _begin(self, now: float) -> _Flight:
-        """Under the lock, with no fetch under way."""
-        self._asked_at = now
-        self._begun += 1
-        self._flight = flight = _Flight(self._begun)
-        threading.Thread(target=self._fly, args=(flight,), name="meshnet-directory", daemon=True).start()
+        """Under the lock, with no fetch under way. Raises Busy when the system has no thread left."""
+        flight = _Flight(self._begun + 1)
+        thread = threading.Thread(target=self._fly, args=(flight,), name="meshnet-directory", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise Busy(f"No thread to ask the nodes: {error}") from None
+        self._asked_at, self._begun, self._flight = now, flight.number, flight
         return flight
 
     def _fly(self, flight: _Flight) -> None:

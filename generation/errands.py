@@ -6,6 +6,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+from nodes.errors import HandoverFailed
+
 
 class Errands:
     """Runs functions on threads of its own, as many at once as it is given. Any thread may send.
@@ -22,15 +24,22 @@ class Errands:
         self._is_closed = False
 
     def send(self, job: Callable[[], object]) -> None:
-        """The job runs at once, and must raise nothing. After `close` it does not run."""
+        """The job runs at once, and must raise nothing. After `close` it does not run.
+
+        Raises HandoverFailed when the system has no thread left for it.
+        """
         with self._lock:
             if self._is_closed:
                 return
             if self._idle:
                 self._idle -= 1
             else:
+                thread = threading.Thread(target=self._serve, name=f"{self._name} {self._threads + 1}", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise HandoverFailed(f"No thread to hand a step over: {error}", to="") from None
                 self._threads += 1
-                threading.Thread(target=self._serve, name=f"{self._name} {self._threads}", daemon=True).start()
             self._jobs.put(job)
 
     def close(self) -> None:

@@ -44,6 +44,9 @@ WAIT_SECONDS = 10.0
 LATE_SECONDS = 5.0
 #: Who hears at once that there is no result asks again no sooner.
 AGAIN_SECONDS = 0.1
+#: After so many links that failed a generation is relayed to its end: each costs it a prefill, and one of a long text
+#: may take longer than a link is left alone.
+MOST_FAILURES = 3
 #: What a node, or one of another version, does not understand of a step that is handed over: relaying may do.
 _NOT_UNDERSTOOD = (BadRequest, NotFound, MethodNotAllowed, UnsupportedMediaType)
 
@@ -90,11 +93,14 @@ class HandingOver:
         self._settings = settings
         self._progress = progress
         self._clock = clock
+        self._failures = 0
         self._errands = Errands("meshnet-handover")
 
     def boot_ids(self, route: Route) -> list[str] | None:
         """Of the route's nodes, when the next step may be handed over along it; else None."""
         if not self._settings.handover or not self._progress.cached or len(route.hops) < 2:
+            return None
+        if self._failures >= MOST_FAILURES:
             return None
         return self._directory.hand_over([hop.url for hop in route.hops])
 
@@ -124,12 +130,14 @@ class HandingOver:
         begun = self._clock()
         sent = partial(self._fetch, waiting, tail, str(headers.session), handover.nonce, rest[0], rest[-1])
         step = replace(payload, handover=handover.as_json())
-        self._errands.send(partial(self._send, waiting, rest[0], headers, step, lambda: self._errands.send(sent)))
         try:
+            self._errands.send(partial(self._send, waiting, rest[0], headers, step, lambda: self._errands.send(sent)))
             letter = self._await(waiting, tail, rest[0].timeout + LATE_SECONDS)
             self._check(route, letter, headers.past_len + payload.hidden.shape[1])
         except MeshnetError as error:
-            raise self._blamed(route, error) from None
+            blamed = self._blamed(route, error)
+            self._failures += isinstance(blamed, HandoverFailed)
+            raise blamed from None
         finally:
             waiting.over = True
         self._note(route, payload.hidden.shape[1], (self._clock() - begun) * 1e3, letter)

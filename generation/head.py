@@ -139,7 +139,7 @@ class TokenLoop:
         job, progress = self._job, self.progress
         text = list(job.prompt_ids)
         must_prefill = True
-        if len(self._line):
+        if not self._line.is_first(self):
             self._wait_for_turn(Busy())  # others came first
         while not self._stopped():
             if self._clock() - progress.started > self._settings.longest:

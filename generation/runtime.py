@@ -86,7 +86,7 @@ class HeadRuntime:
                 n_layers=self.settings.n_layers,
                 context_length=self.settings.context_length,
             )
-        except NoRoute as error:
+        except (NoRoute, Busy) as error:
             logger.info("Not ready: %s", error.detail)
             return False
         return not self._draining

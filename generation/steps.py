@@ -18,7 +18,7 @@ from generation.job import HopTimes, Job, LoopSettings, Progress
 from generation.pipeline import Pipeline
 from generation.route import Hop, Route
 from nodes.client import StepAnswer
-from nodes.errors import MeshnetError, NodeProtocolError
+from nodes.errors import HandoverFailed, MeshnetError, NodeProtocolError
 from nodes.framing import Payload
 from nodes.sampling import TokenLogprobs
 from nodes.wire import StepHeaders
@@ -144,12 +144,15 @@ class Steps:
         self._progress.touched.add(hop.url)
         tokens = payload.hidden.shape[1]
         begun = self._clock()
-        answer = self._directory.client(hop.url).forward(
-            headers,
-            payload,
-            timeout=self._settings.step_timeout,
-            patience=self._patience(hop, tokens),
-        )
+        try:
+            answer = self._directory.client(hop.url).forward(
+                headers,
+                payload,
+                timeout=self._settings.step_timeout,
+                patience=self._patience(hop, tokens),
+            )
+        except HandoverFailed as error:
+            raise NodeProtocolError(f"{hop.url} was not asked to hand over: {error.detail}") from None
         total_ms = (self._clock() - begun) * 1e3
         self._directory.measured(hop.url, hop.layers.size, tokens, total_ms, answer.timings)
         self._progress.hops.setdefault(hop.url, HopTimes()).add(total_ms, answer.timings)

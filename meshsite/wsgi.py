@@ -70,7 +70,8 @@ class _Drained:
 
     def close(self) -> None:
         """Called by the server once everything was sent."""
-        self._body.close()
+        if hasattr(self._body, "close"):
+            self._body.close()
         with contextlib.suppress(OSError, ValueError):
             self._environ["gunicorn.socket"].settimeout(DRAIN_SECONDS)
             left = min(int(self._environ.get("CONTENT_LENGTH") or 0), DRAIN_BYTES)

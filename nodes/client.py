@@ -282,7 +282,10 @@ class HttpNodeClient:
             raise NodeProtocolError(f"{self.url} answered with more than {longest} bytes.") from None
         except NewConnectionError as error:
             raise NodeUnreachable(f"{self.url} cannot be reached: {error.__cause__ or error}") from None
-        except (TimeoutError, ConnectTimeoutError):
+        except ConnectTimeoutError:
+            # A process that hangs still gets connections, from the kernel: this is the network, or a machine is gone.
+            raise NodeUnreachable(f"{self.url} cannot be reached within {self._connect_timeout:g} s.") from None
+        except TimeoutError:
             if self._pool.patience.is_over:
                 raise NodeTimeout(f"{self.url} hangs: it answers neither a step nor whether it lives.") from None
             raise NodeTimeout(f"{self.url} did not answer within {timeout:g} s.") from None

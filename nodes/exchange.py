@@ -51,7 +51,8 @@ def exchange(
             conn.timeout = connect_timeout
             conn.connect()
         conn.timeout = timeout
-        with contextlib.suppress(BrokenPipeError):  # a node that refuses before the whole body came has said why
+        # A node that refuses before the whole body came has said why.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             conn.request(method, path, body=body, headers=headers)
         response = conn.getresponse()
         data = response.read(longest + 1)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Tokens whose probability is below that of the best one times e^-REACH are ranked only when needed.
 REACH = 10.0
+#: The largest number below 1 in fp32.
+BELOW_ONE = torch.tensor(1 - 2**-24, dtype=torch.float32)
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,13 @@ class Ranking:
 
     def _place(self, u: float) -> int:
         cumulative = torch.cumsum(self.probabilities, dim=0)
-        return int((cumulative <= torch.tensor(u, dtype=torch.float32) * self.total).sum())
+        target = torch.tensor(u, dtype=torch.float32)
+        place = int((cumulative <= target * self.total).sum())
+        if place == cumulative.numel() and self.is_whole:
+            # In fp32 all of them sum to a little less than 1: once in millions u lies behind that, and the last token,
+            # the least probable of all, is not meant.
+            place = int((cumulative <= min(target, BELOW_ONE) * cumulative[-1]).sum())
+        return place
 
 
 def rank(logits: torch.Tensor, sampling: Sampling, reach: float = math.inf) -> Ranking:

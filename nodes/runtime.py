@@ -251,6 +251,8 @@ class NodeRuntime:
 
     def give_back(self, ids: Sequence[str]) -> dict[str, Any]:
         """The head frees slots while it waits for another node; the ids may come again."""
+        for session_id in ids:
+            self._forget_results(session_id)
         evicted, unknown = self._store.evict(ids, by="released")
         return {"evicted": evicted, "unknown": unknown}
 

@@ -75,6 +75,7 @@ def test_32_chats_on_8_slots_all_end_right_and_none_loses_its_cache(toy_mesh: To
 @contextmanager
 def one_taken_slot(mesh: ToyMesh) -> Iterator[threading.Event]:
     """Each node has one slot, and somebody else's session is in it until the event is set."""
+    wait_until(mesh.is_idle, 10)  # sessions of answers that have ended are released in the background
     session = mint_session_id()
     is_let_go = threading.Event()
     clients = [HttpNodeClient(node.url, processes.SECRET) for node in mesh.nodes]

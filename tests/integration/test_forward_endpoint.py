@@ -232,6 +232,7 @@ def test_a_refused_request_does_not_break_the_next_on_the_same_connection(node: 
             answer.read()
             assert answer.status == expected
     connection.close()
+    assert "Traceback" not in node.log.read_text()
 
 
 def test_other_methods_and_paths_are_json_errors(node: Served) -> None:

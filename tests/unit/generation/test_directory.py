@@ -16,7 +16,7 @@ from generation.directory import (
 from generation.errors import NoRoute
 from generation.penalties import FIRST_SECONDS
 from generation.route import Hop, Route, RouteNode
-from nodes.errors import NodeUnreachable
+from nodes.errors import Busy, NodeUnreachable
 from nodes.fleet import NodeFleet
 from nodes.layers import LayerRange
 from nodes.live import NodeSnapshot
@@ -320,3 +320,24 @@ def test_a_way_that_failed_says_nothing_of_the_other_direction_or_of_others(cloc
     assert nodes.hand_over([B, A]) is not None
     nodes.hand_over_failed([B, A], B)  # from the head to the first node
     assert nodes.hand_over([B, A]) is None
+
+
+def test_without_a_thread_what_is_known_will_do_and_the_next_look_asks(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = FakeClient()
+    nodes = directory(client, clock=clock)
+    nodes.ready()
+    clock.advance(FRESH_SECONDS + 0.1)
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert urls(nodes.ready()) == [A]
+        with pytest.raises(Busy):
+            nodes.ready(fresh=True)
+    assert client.asked == 1
+    assert urls(nodes.ready(fresh=True)) == [A]
+    assert client.asked == 2

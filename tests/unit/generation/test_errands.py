@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from generation.errands import Errands
+from nodes.errors import HandoverFailed
 from tests.processes import wait_until
 
 
@@ -42,3 +45,19 @@ def test_what_runs_at_the_end_runs_on_and_nothing_runs_after_it() -> None:
     assert done.wait(10)
     wait_until(lambda: not names("test-errand-b"))
     assert not late
+
+
+def test_no_thread_left_is_said_and_the_next_job_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    errands = Errands("test")
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(HandoverFailed, match="No thread"):
+            errands.send(lambda: None)
+    ran = threading.Event()
+    errands.send(ran.set)
+    assert ran.wait(10)
+    errands.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from generation.handover import HandingOver
+from generation.handover import MOST_FAILURES, HandingOver
 from generation.route import Hop, Route
 from nodes.client import LocalNodeClient, NodeClient, StepAnswer
 from nodes.errors import (
@@ -217,6 +217,32 @@ def test_two_nodes_that_do_not_reach_each_other_have_the_head_between_them(
     mesh.clients[0].hidden.clear()
     mesh.run()
     assert set(mesh.ways()) == {"relayed"}, "the next generation knows it"
+
+
+def test_links_that_fail_again_and_again_end_in_a_relayed_text(
+    mesh: Mesh, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a prefill takes longer than a link is left alone: without an end there would be no token for ever."""
+    monkeypatch.setattr(mesh.mesh.directory, "hand_over_failed", lambda urls, to: None)
+
+    def refuse(client: HandingClient) -> None:
+        if client.hidden[-1] == "handed over":
+            raise NodeUnreachable()
+
+    mesh.clients[1].faults.update(dict.fromkeys(range(5, 40), refuse))
+    ids, progress = mesh.run()
+    assert ids == expected
+    assert progress.reprefills == MOST_FAILURES
+
+
+def test_a_node_that_answers_so_to_a_relayed_step_is_broken(
+    mesh: Mesh, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh.mesh.directory, "hand_over", lambda urls: None)
+    mesh.clients[1].faults[3] = raises(HandoverFailed("of its own", to=URLS[2]))
+    ids, progress = mesh.run()
+    assert ids == expected
+    assert progress.failovers == 1
 
 
 def test_an_error_of_the_chain_ends_the_wait_for_the_result(mesh: Mesh, expected: list[int]) -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodes.ranking import REACH, rank
+from nodes.ranking import REACH, Ranking, rank
 from nodes.sampling import Sampling, choose, uniform
 
 PARAMETERS = st.fixed_dictionaries(
@@ -70,3 +70,11 @@ def test_the_choice_is_that_of_all_tokens() -> None:
         sampling = Sampling(temperature=1.5, seed=3)
         expected = rank(logits, sampling).at(uniform(3, 0, position))
         assert choose(logits, sampling, position) == expected
+
+
+@pytest.mark.parametrize("u", [0.99995, 1 - 2**-53])
+def test_what_is_missing_to_one_is_not_given_to_the_least_probable_token(u: float) -> None:
+    """In fp32 the probabilities of many tokens may sum to a little less than 1."""
+    ids, probabilities = torch.tensor([7, 8, 9]), torch.tensor([0.5, 0.4999, 1e-12])
+    ranking = Ranking(ids, probabilities, is_whole=True, total=torch.tensor(1.0))
+    assert ranking.at(u) == 8

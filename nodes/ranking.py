@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 #: Tokens whose probability is below that of the best one times e^-REACH are ranked only when needed.
 REACH = 10.0
-#: The largest number below 1 in fp32.
-BELOW_ONE = torch.tensor(1 - 2**-24, dtype=torch.float32)
+#: So far below 1 that the product with a sum in fp32 is below that sum.
+BELOW_ONE = torch.tensor(1 - 2**-22, dtype=torch.float32)
 
 
 @dataclass(frozen=True)

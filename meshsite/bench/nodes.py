@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,6 @@ def running(
     var_dir: Path,
     base_dir: Path,
     say: Callable[[str], None],
-    environ: Mapping[str, str] | None = None,
 ) -> Iterator[NodeGroup]:
     """Starts the nodes as `manage.py mesh` would, waits until they serve, kills them at the end.
 
@@ -57,13 +56,12 @@ def running(
         "MESHNET_KV_MAX_SESSIONS": str(MOST_SESSIONS),
         "MESHNET_LOG_LEVEL": "WARNING",
         "MESHNET_THREADS": str(threads),
-        **(environ or {}),
     }
     name = f"mesh of {count}"
     try:
         plan = _plan(str(model), n_layers, count, var_dir, base_dir)
         *specs, _ = local_mesh.child_specs(plan, secrets, own, cores=cores)
-        logs = var_dir / "bench" / "logs" / "-".join([f"mesh{count}", str(threads), *(environ or {}).values()])
+        logs = var_dir / "bench" / "logs" / f"mesh{count}-{threads}"
         logs.mkdir(parents=True, exist_ok=True)
         with Supervisor(specs, logs, lambda text: say(f"{name}: {text}")) as supervisor:
             supervisor.wait_until_ready(_wait)

@@ -38,8 +38,8 @@ NEEDED = {
     "memory": ("generate", "transformers_pp", "mesh2"),
     "handover": ("mesh3",),
 }
-#: One setup decodes best, another is best with a long prompt: these are measured at each with what suits it, the mesh
-#: always with the setup that decodes best.
+#: One setup decodes best, another is best with a long prompt: these are measured at each with what suits it. A mesh has
+#: one setup for everything, the one that it comes with (docs/decisions/0023-blocked-weights.md on others).
 PROCESSES = ("generate", "transformers_pp")
 FOR_PROMPTS = " (prompts)"
 NO_LLAMA = "llama-cpp-python is not installed, or there is no GGUF file of this model."
@@ -150,7 +150,7 @@ class Roster(contextlib.ExitStack):
         choices = setups(place.cores, place.threads, tunes=self._scale.tunes)
         if name.startswith("mesh"):
             count = int(name.removeprefix("mesh"))
-            return [lambda setup=setup: self._mesh(name, count, setup) for setup in self._mesh_setups(count)]  # type: ignore[misc]
+            return [lambda: self._mesh(name, count)]
         if name == "llama_cpp":
             file = gguf_file(place.model, place.var_dir)
             if importlib.util.find_spec("llama_cpp") is None or file is None:
@@ -167,19 +167,7 @@ class Roster(contextlib.ExitStack):
             for setup in choices
         ]
 
-    def _mesh_setups(self, count: int) -> list[Setup]:
-        place = self._place
-        if place.threads:
-            return [Setup("", place.threads)]
-        found = [Setup("", 0)]  # the share that `manage.py mesh` gives
-        if self._scale.tunes and count == 2 and place.cores // count < place.cores:
-            found += [
-                Setup("", place.cores),
-                Setup(", passive waiting", place.cores, {"OMP_WAIT_POLICY": "passive"}),
-            ]
-        return found
-
-    def _mesh(self, name: str, count: int, setup: Setup) -> Mesh:
+    def _mesh(self, name: str, count: int) -> Mesh:
         place = self._place
         with contextlib.ExitStack() as starting:
             group = starting.enter_context(
@@ -188,18 +176,15 @@ class Roster(contextlib.ExitStack):
                     self._embedder.shape.n_layers,
                     count,
                     dtype=place.dtype,
-                    threads=setup.threads,
+                    threads=place.threads,  # 0: the share that `manage.py mesh` gives
                     cores=place.cores,
                     var_dir=place.var_dir,
                     base_dir=place.base_dir,
                     say=self._say,
-                    environ=setup.environ,
                 )
             )
             close = starting.pop_all().close
-        mesh = Mesh(name, group, place.model, self._embedder, place.dtype, close=close)
-        mesh.setup += setup.label
-        return mesh
+        return Mesh(name, group, place.model, self._embedder, place.dtype, close=close)
 
     def _workers(self, name: str, kind: str, model: Path, processes: int, setup: Setup) -> Workers:
         log = self._place.logs / f"{name}-{setup.label.replace(' ', '-').replace(',', '')}.log"

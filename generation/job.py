@@ -19,7 +19,7 @@ class LoopSettings:
     n_layers: int
     vocab_size: int
     context_length: int
-    piece_tokens: int = 128
+    piece_tokens: int = 64
     #: A node that does not answer a step for so long is asked whether it lives; a slow one for longer.
     step_patience: float = 2.0
     step_timeout: float = 60.0

@@ -134,7 +134,7 @@ OPTIONS = (
     ),
     # -- head
     Option("MESHNET_NODES", "list", [], "URLs of the nodes, separated by commas."),
-    Option("MESHNET_PREFILL_PIECE_TOKENS", "int", 128, "A longer prompt is sent in pieces of this size.", minimum=1),
+    Option("MESHNET_PREFILL_PIECE_TOKENS", "int", 64, "A longer prompt is sent in pieces of this size.", minimum=1),
     Option(
         "MESHNET_MAX_NEW_TOKENS", "int", 1024, "Most tokens of an answer when the request names no limit.", minimum=1
     ),

@@ -39,7 +39,7 @@ class Budget:
     """Tokens that prompts may take in one turn: `alone`, or `beside` running answers."""
 
     alone: int = 512
-    beside: int = 64
+    beside: int = 32
 
 
 def pick(waiting: Sequence[Waiting], budget: Budget, *, answers_run: bool) -> list[tuple[int, int]]:

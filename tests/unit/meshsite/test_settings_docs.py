@@ -51,7 +51,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "MESHNET_NODE_NETWORKS": ("10.0.0.0/8,fd00::/8", ["10.0.0.0/8", "fd00::/8"]),
     "MESHNET_PLAIN_HTTP": ("on", True),
     "MESHNET_NODES": ("http://one:1,http://two:2", ["http://one:1", "http://two:2"]),
-    "MESHNET_PREFILL_PIECE_TOKENS": ("64", 64),
+    "MESHNET_PREFILL_PIECE_TOKENS": ("32", 32),
     "MESHNET_MAX_NEW_TOKENS": ("99", 99),
     "MESHNET_MAX_ANSWERS": ("17", 17),
     "MESHNET_MAX_CHOICES": ("3", 3),

@@ -73,7 +73,7 @@ class _Guarded:
 
     def _new_conn(self) -> socket.socket:
         if self.networks is None:
-            return super()._new_conn()  # type: ignore[misc]
+            return super()._new_conn()  # type: ignore[misc]  # of urllib3's class
         connection: Any = self
         port = self.port or 0
         try:
@@ -100,7 +100,7 @@ class _Guarded:
         """Sends header and body together: on their own they would be two packets, and wake the node twice."""
         self._held = []
         try:
-            super().request(*args, **kwargs)  # type: ignore[misc]
+            super().request(*args, **kwargs)  # type: ignore[misc]  # of urllib3's class
             self._send_held()
         finally:
             self._held = None
@@ -119,9 +119,9 @@ class _Guarded:
         if isinstance(data, bytes) and len(data) > PART_BYTES:
             view = memoryview(data)
             for start in range(0, len(data), PART_BYTES):
-                super().send(view[start : start + PART_BYTES])  # type: ignore[misc]
+                super().send(view[start : start + PART_BYTES])  # type: ignore[misc]  # of urllib3's class
             return
-        super().send(data)  # type: ignore[misc]
+        super().send(data)  # type: ignore[misc]  # of urllib3's class
 
     def getresponse(self) -> Any:
         """http.client's own answer, to be read at once: urllib3's around it would only add to the way of each step."""

@@ -75,7 +75,7 @@ def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> 
     except MeshnetError as error:
         return _refusal(error, environ, start_response, was_read)
     except Exception:
-        logger.exception("POST /forward failed.")
+        logger.exception("%s %s failed.", environ["REQUEST_METHOD"], environ["PATH_INFO"])
         return _refusal(MeshnetError("The node failed; its log says why."), environ, start_response, was_read)
     start_response("200 OK", fields)
     return _Corked(environ.get("gunicorn.socket"), content)

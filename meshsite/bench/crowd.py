@@ -45,7 +45,7 @@ def _aggregate(mesh: Mesh, vocab_size: int, count: int, scale: Scale) -> float:
         for stream in streams:
             next(stream)
         begun = time.perf_counter()
-        run_all([lambda stream=stream: _drain(stream) for stream in streams])  # type: ignore[misc]
+        run_all([lambda stream=stream: _drain(stream) for stream in streams])  # type: ignore[misc]  # mypy cannot infer these lambdas
         return count * scale.tokens / (time.perf_counter() - begun)
 
 

@@ -158,12 +158,12 @@ class Roster(contextlib.ExitStack):
             counts = [place.threads] if place.threads else sorted({1, place.cores})
             # It takes as many threads as it is told; the label says what was told.
             choices = [Setup(f"{count} thread{'s' if count > 1 else ''}", count) for count in counts]
-            return [lambda setup=setup: self._workers(name, name, file, 1, setup) for setup in choices]  # type: ignore[misc]
+            return [lambda setup=setup: self._workers(name, name, file, 1, setup) for setup in choices]  # type: ignore[misc]  # mypy cannot infer these lambdas
         processes = 2 if name == "transformers_pp" else 1
         if processes == 2 and not self._scale.tunes:
             choices = choices[1:2]  # torchrun's default
         return [
-            lambda setup=setup: self._workers(name, "transformers", place.model.folder, processes, setup)  # type: ignore[misc]
+            lambda setup=setup: self._workers(name, "transformers", place.model.folder, processes, setup)  # type: ignore[misc]  # mypy cannot infer these lambdas
             for setup in choices
         ]
 

@@ -82,5 +82,8 @@ def test_closing_ends_connections_and_threads(echo: str) -> None:
 
 
 def test_a_node_that_is_not_there_ends_the_connection() -> None:
-    with relays(["http://127.0.0.1:9"]) as (relay,), contextlib.suppress(ConnectionError):
-        assert ask(relay, b"x") == b""
+    with relays(["http://127.0.0.1:9"]) as (relay,):
+        sock = socket.create_connection(("127.0.0.1", urlsplit(relay.url).port or 0), timeout=10)
+        # The relay may be faster than a test that still sends, and a reset then hides the end: nothing is sent.
+        with sock:
+            assert sock.recv(10) == b""

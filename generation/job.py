@@ -25,7 +25,7 @@ class LoopSettings:
     step_timeout: float = 60.0
     busy_wait: float = 30.0
     #: How long a generation under way waits for layers that no node holds any more.
-    route_wait: float = 30.0
+    route_wait: float = 120.0
     #: How long a generation may take in all.
     longest: float = 3600.0
     #: Whether the nodes of a route hand decode steps over to each other, where they can.

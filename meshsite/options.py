@@ -160,7 +160,7 @@ OPTIONS = (
     Option(
         "MESHNET_ROUTE_WAIT_SECONDS",
         "float",
-        30.0,
+        120.0,
         "How long a generation under way waits for layers that no node holds any more.",
         minimum=0,
     ),

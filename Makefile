@@ -21,7 +21,7 @@ NO_CLUSTER := /etc/postgresql-common/createcluster.d/meshnet-tests.conf
 # How tests are shared out (docs/decisions/0015-test-workers.md); ARGS="-n 0" runs them in one process.
 SPREAD := -n 3 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup clients chromium postgresql run node test test-postgresql test-bench schema chaos soak bench lint format
+.PHONY: help setup clients chromium postgresql run node test test-postgresql test-bench test-long schema chaos soak bench lint format
 .NOTPARALLEL:
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make test     install, run the whole suite, on the default model, on PostgreSQL and in a browser too (as root"
 	@echo "              on Debian it installs chromium and postgresql when they are missing)"
 	@echo "make schema   many random requests against the schema of /v1 (MESHNET_SCHEMA_EXAMPLES=500 to each endpoint)"
+	@echo "make test-long  the long forms of some tests (MESHNET_LONG_TESTS=1), on the default model and in a browser too"
 	@echo "make test-postgresql  every unit test of the database, on PostgreSQL"
 	@echo "make chaos    every node of a route, at every kind of step, meets every fault (6 minutes; docs/chaos.md)"
 	@echo "make soak     10 minutes of clients and random faults; ARGS=\"--seconds 60 --seed 7\""
@@ -102,6 +103,12 @@ test: setup clients chromium postgresql
 # All unit tests that use the database, on PostgreSQL; `make test` has those of many heads and workers.
 test-postgresql: setup postgresql
 	MESHNET_POSTGRESQL_TESTS=all $(PY) -m pytest tests/integration/test_postgresql.py $(ARGS)
+
+# The suite has a short form of each of these, or other tests of the same thing.
+test-long: setup clients chromium postgresql
+	@$(PY) manage.py fetch_model "$${MESHNET_REAL_MODEL:-SmolLM2-135M-Instruct}"
+	MESHNET_LONG_TESTS=1 MESHNET_REAL_MODEL_TESTS=1 MESHNET_POSTGRESQL_TESTS=1 MESHNET_CLIENT_TESTS=1 \
+	  $(PY) -m pytest $(SPREAD) -m long $(ARGS)
 
 # Many random requests to a toy mesh; MESHNET_SCHEMA_EXAMPLES says how many to each endpoint.
 schema: setup

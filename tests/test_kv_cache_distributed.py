@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from generation.prompt import Prompter, stop_ids
 from nodes.client import HttpNodeClient
+from tests.marks import longer
 from tests.meshes import LocalMesh
 from tests.real import RealMesh, real_model, real_model_only
 
@@ -22,8 +23,8 @@ pytestmark = real_model_only
 
 QUESTIONS = (
     "What is the capital of France?",
-    "Tell me a short story about a lighthouse keeper and a storm.",
     "Explain in three sentences why the sky is blue. 用中文也可以。",
+    longer("Tell me a short story about a lighthouse keeper and a storm."),
 )
 NEW_TOKENS = 48
 

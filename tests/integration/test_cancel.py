@@ -14,6 +14,7 @@ import pytest
 
 from tests import processes
 from tests.integration.test_chat import MESSAGES, chat
+from tests.marks import long
 from tests.processes import ROOT, Served, wait_until
 from tests.toy_mesh import ToyMesh
 
@@ -102,6 +103,7 @@ def test_a_whole_answer_ends_as_503_and_is_not_asked_for_again(toy_mesh: ToyMesh
     assert how_many(toy_mesh.head) == before + 1, "the client has asked again"
 
 
+@long
 def test_with_several_workers_the_one_that_runs_it_sees_the_flag(toy_mesh: ToyMesh, tmp_path: Path) -> None:
     head = processes.head(
         tmp_path / "head", toy_mesh.model, toy_mesh.urls, GUNICORN_CMD_ARGS="--workers 3", MESHNET_MAX_ANSWERS="4"

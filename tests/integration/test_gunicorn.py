@@ -7,10 +7,12 @@ import threading
 from pathlib import Path
 
 from tests import processes
+from tests.marks import long
 from tests.proxies import proxy_to
 from tests.toy_mesh import ToyMesh
 
 
+@long
 def test_f01_a_stream_may_last_longer_than_the_workers_timeout(toy_mesh: ToyMesh, tmp_path: Path) -> None:
     """gunicorn's timeout is about a silent main thread, not about requests: 2 s here, a stream of more than 4 s."""
     slow = threading.Event()  # never set: each wait is the delay of a slow node

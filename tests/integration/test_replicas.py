@@ -10,11 +10,13 @@ from pathlib import Path
 import openai
 
 from tests import processes
+from tests.marks import long
 from tests.processes import wait_until
 from tests.real import running_mesh
 from tests.unit.meshsite.children import free_ports
 
 
+@long
 def test_a_replica_goes_on_with_the_text_of_one_that_is_killed(
     toy_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import openai
 
 from tests import processes
 from tests.integration.test_chat import MESSAGES
+from tests.marks import long
 from tests.processes import Served, call
 from tests.toys import byte_tokenizer, reference_ids
 
@@ -19,6 +20,7 @@ OLD, NEW = processes.SECRET, "the-secret-that-comes-next"
 STEPS = [(OLD, NEW), (NEW, OLD), (NEW, "")]
 
 
+@long
 def test_the_secret_changes_in_three_steps_and_every_chat_is_answered(
     toy_folder: Any, toy_reference: Any, tmp_path: Path
 ) -> None:

@@ -34,7 +34,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--model", default=settings.MESHNET_MODEL, help="Default: MESHNET_MODEL, now %(default)s.")
         cut = parser.add_mutually_exclusive_group()
-        cut.add_argument("--shards", type=_positive, default=2, metavar="N", help="Into so many stages (2).")
+        cut.add_argument("--shards", type=_positive, metavar="N", help="Into so many stages (2).")
         cut.add_argument("--layers", type=_stretches, metavar="A:B,B:C", help="Into these stages.")
         parser.add_argument(
             "--replicas", type=_positive, default=1, metavar="R", help="How many nodes hold each stage (1)."
@@ -82,7 +82,7 @@ class Command(BaseCommand):
             plan = mesh_plan.plan_mesh(
                 costs,
                 self._machines(options),
-                shards=options["shards"],
+                shards=options["shards"] or 2,
                 layers=options["layers"],
                 replicas=options["replicas"],
                 reserve_bytes=RESERVE_BYTES,

@@ -27,10 +27,13 @@ _ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True)
 class Block:
-    """What is not cut. `bytes` is what it takes of a stage's memory, its weights included."""
+    """What is not cut. `bytes` is what it takes of a stage's memory, its weights included; `seconds` what it takes on
+    any machine besides reading its weights.
+    """
 
     weight_bytes: int
     bytes: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ class _Search:
     def __init__(self, blocks: Sequence[Block], shards: int, slots: Sequence[_Slots], reserve_bytes: int) -> None:
         self._shards, self._slots, self._n = shards, slots, len(blocks)
         self._weights = [0, *accumulate(block.weight_bytes for block in blocks)]
+        self._fixed = [0.0, *accumulate(block.seconds for block in blocks)]
         self._bytes = [0, *accumulate(block.bytes for block in blocks)]
         self._rooms = [slot.share().memory_bytes - reserve_bytes for slot in slots]
         self._speeds = [slot.share().bytes_per_second for slot in slots]
@@ -154,6 +158,7 @@ class _Search:
     def run(self, limit: float) -> _Found | None:
         """The fastest cut whose slowest stage takes `limit` at most; None when there is none."""
         ideal = self._weights[-1] / self._rest((0,) * len(self._slots), self._shards)[0]
+        ideal += self._fixed[-1] / self._shards
         for width in _WIDTHS:
             bound = min(limit, ideal * width)
             worst = self._pass(bound, max)
@@ -212,6 +217,7 @@ class _Search:
         """Where a stage on one of these slots may end, with its seconds; `left` blocks at least are for others."""
         for last in range(first + 1 if left else self._n, self._n - left + 1):
             seconds = (self._weights[last] - self._weights[first]) / self._speeds[index]
+            seconds += self._fixed[last] - self._fixed[first]
             if seconds > limit or self._bytes[last] - self._bytes[first] > self._rooms[index]:
                 return
             yield last, seconds

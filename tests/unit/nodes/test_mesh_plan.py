@@ -13,7 +13,14 @@ from tests.unit.nodes.fake_costs import FakeCosts, even
 
 
 def plan(machines: list[Machine], costs: FakeCosts | None = None, **changed: Any) -> MeshPlan:
-    options = {"shards": 2, "layers": None, "replicas": 1, "reserve_bytes": 5, "max_sessions": 8} | changed
+    options = {
+        "shards": 2,
+        "layers": None,
+        "replicas": 1,
+        "reserve_bytes": 5,
+        "max_sessions": 8,
+        "layer_ms": 0.0,
+    } | changed
     return plan_mesh(costs or even(6), machines, max_cache_bytes=20, hop_ms=2.0, **options)
 
 
@@ -28,6 +35,14 @@ def test_a_token_passes_every_stage_and_a_hop_to_each() -> None:
         ("4:6", ("b",), 40.0),
     ]
     assert (found.compute_ms, found.token_ms, found.slowest_ms) == (80.0, 84.0, 40.0)
+    with_python = plan([machine("a"), machine("b", speed=500.0)], layer_ms=1.0)
+    assert [stage.compute_ms for stage in with_python.stages] == [44.0, 42.0]
+
+
+def test_a_session_alone_finds_the_whole_machine_and_many_share_it() -> None:
+    found = plan([machine("a")])
+    assert [(stage.alone_ms, stage.compute_ms) for stage in found.stages] == [(30.0, 60.0), (30.0, 60.0)]
+    assert (found.token_ms, found.slowest_ms) == (64.0, 60.0)
 
 
 def test_each_stage_says_what_a_node_of_it_needs() -> None:

@@ -41,12 +41,14 @@ def test_it_prints_a_line_for_each_stage_and_the_time_of_a_token(folder: Path) -
 
 def test_it_prints_json_that_adds_up(folder: Path, settings: Any) -> None:
     settings.MESHNET_KV_MAX_SESSIONS = 3
-    data = json.loads(run("--model", str(folder), *MACHINES, "--json", "--context", "100", "--hop-ms", "4"))
+    data = json.loads(
+        run("--model", str(folder), *MACHINES, "--json", "--context", "100", "--hop-ms", "4", "--layer-ms", "2")
+    )
     first, second = data["stages"]
     assert (data["context_length"], data["dtype"], data["replicas"]) == (100, "float32", 1)
     assert first["cache_bytes"] == 3 * 100 * 3 * 2 * 2 * 16 * 4  # sessions, tokens, layers, keys and values
     assert first["memory_bytes"] == first["weight_bytes"] + first["cache_bytes"] + 2**30
-    assert first["compute_ms"] == first["weight_bytes"] / 2e6 * 1e3
+    assert first["compute_ms"] == pytest.approx(first["weight_bytes"] / 2e6 * 1e3 + 6)
     assert data["token_ms"] == first["compute_ms"] + second["compute_ms"] + 8
     assert (first["cpus"], second["gpus"]) == (4, 1)
 
@@ -62,15 +64,18 @@ def test_without_machines_it_is_this_one_measured(folder: Path, monkeypatch: Any
     asked = {}
     monkeypatch.setattr("nodes.machine_speed.measure_speed", lambda **options: asked.update(options) or 5e6)
     monkeypatch.setattr("nodes.management.commands.mesh_plan.available_bytes", lambda: 4 * 2**30)
-    stages = json.loads(run("--model", str(folder), "--json", "--dtype", "bfloat16"))["stages"]
+    data = json.loads(run("--model", str(folder), "--json", "--dtype", "bfloat16", "--layer-ms", "0"))
+    stages = data["stages"]
     assert [stage["machines"] for stage in stages] == [["this machine"]] * 2
     assert stages[0]["compute_ms"] == stages[0]["weight_bytes"] * 2 / 5e6 * 1e3
+    assert data["token_ms"] == pytest.approx(sum(stage["weight_bytes"] for stage in stages) / 5e6 * 1e3 + 3)
     assert (asked["device"], asked["dtype"]) == ("cpu", "bfloat16")
 
 
 def test_a_machine_without_a_speed_is_as_fast_as_this_one(folder: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("nodes.machine_speed.measure_speed", lambda **options: 5e6)
-    stages = json.loads(run("--model", str(folder), "--json", "--machine", "a=4GiB", "--machine", "b=4GiB"))["stages"]
+    machines = ("--machine", "a=4GiB", "--machine", "b=4GiB")
+    stages = json.loads(run("--model", str(folder), "--json", "--layer-ms", "0", *machines))["stages"]
     assert stages[0]["compute_ms"] == stages[0]["weight_bytes"] / 5e6 * 1e3
 
 

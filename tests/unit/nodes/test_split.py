@@ -46,6 +46,15 @@ def test_the_output_head_counts_as_the_layers_that_it_weighs() -> None:
     assert [stage.weight_bytes for stage in stages] == [100, 100]
 
 
+def test_what_a_layer_takes_whatever_its_size_counts_too() -> None:
+    # By bytes alone it is 10 and 2 layers.
+    machines = [machine("a"), machine("b")]
+    stages = split(even(12, tail=80), 2, machines, reserve_bytes=RESERVE, layer_seconds=10.0)
+    assert layers_of(stages) == ["0:8", "8:12"]
+    assert [stage.seconds for stage in stages] == [160, 160]
+    assert stages[0].seconds_at(2.0) == 120
+
+
 def test_memory_holds_a_fast_machine_back() -> None:
     small = machine("fast", memory=3 * 11 + RESERVE, speed=100)
     stages = split(even(12), 2, [small, machine("slow")], reserve_bytes=RESERVE)
@@ -155,12 +164,14 @@ MACHINES = st.lists(st.tuples(st.integers(5, 60), st.sampled_from([1.0, 2.0, 2.5
 
 
 @settings(max_examples=150, deadline=None)
-@given(COSTS, st.integers(1, 4), MACHINES, st.integers(0, 4))
-def test_no_other_way_is_faster(costs: FakeCosts, shards: int, sizes: list[tuple[int, float]], reserve: int) -> None:
+@given(COSTS, st.integers(1, 4), MACHINES, st.integers(0, 4), st.sampled_from([0.0, 0.5, 3.0]))
+def test_no_other_way_is_faster(
+    costs: FakeCosts, shards: int, sizes: list[tuple[int, float]], reserve: int, fixed: float
+) -> None:
     machines = [machine(str(index), *size) for index, size in enumerate(sizes)]
-    best = brute_force(costs, shards, machines, reserve)
+    best = brute_force(costs, shards, machines, reserve, fixed)
     try:
-        stages = split(costs, shards, machines, reserve_bytes=reserve)
+        stages = split(costs, shards, machines, reserve_bytes=reserve, layer_seconds=fixed)
     except SplitRefused:
         assert best is None
         return
@@ -175,7 +186,9 @@ def test_no_other_way_is_faster(costs: FakeCosts, shards: int, sizes: list[tuple
         assert sum(stage.machine.bytes_per_second for stage in here) <= one.bytes_per_second * (1 + 1e-9)
 
 
-def brute_force(costs: FakeCosts, shards: int, machines: list[Machine], reserve: int) -> tuple[float, float] | None:
+def brute_force(
+    costs: FakeCosts, shards: int, machines: list[Machine], reserve: int, fixed: float
+) -> tuple[float, float] | None:
     """Every cut on every choice of machines; stages share a machine only as far as it does not fit otherwise."""
     n_layers = costs.n_layers
     allowed = [cut for cut in range(1, n_layers) if costs.runs_alone(LayerRange(cut, n_layers))]
@@ -191,7 +204,8 @@ def brute_force(costs: FakeCosts, shards: int, machines: list[Machine], reserve:
                 for stretch, index in zip(stretches, chosen, strict=True):
                     if costs.bytes(stretch) + reserve > machines[index].memory_bytes // loads[index]:
                         break
-                    times.append(costs.weight_bytes(stretch) * loads[index] / machines[index].bytes_per_second)
+                    reading = costs.weight_bytes(stretch) * loads[index] / machines[index].bytes_per_second
+                    times.append(reading + stretch.size * fixed)
                 else:
                     best = min(best, (max(times), sum(times)))
         if best[0] < inf:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import jsonschema
 import kubernetes_validate
 import pytest
+from django.test import Client
 from django.urls import resolve
 
 from meshsite import gunicorn_conf
@@ -173,6 +174,14 @@ def test_probes_ask_paths_of_the_role_at_its_port(variant: str, pod: Pod) -> Non
         resolve(get["path"], urlconf=f"meshsite.urls_{pod.component}")
     startup = pod.container["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 600  # torch, the model, its proof
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_a_head_answers_probes_by_address(path: str, settings: Any) -> None:
+    settings.ALLOWED_HOSTS = ["mesh.example.org"]
+    # A pod's address is no name that clients use. 400 would be the host check, 503 is a head that is not running.
+    assert Client().get(path, headers={"host": "10.244.1.7:8000"}).status_code in (200, 503)
+    assert Client().get("/admin/login/", headers={"host": "10.244.1.7:8000"}).status_code == 400
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

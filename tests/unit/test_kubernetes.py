@@ -23,7 +23,7 @@ from meshsite import gunicorn_conf
 from meshsite.options import OPTIONS
 from nodes.amounts import parse_bytes
 from nodes.joining import RESERVE_BYTES
-from nodes.layer_costs import read_costs
+from nodes.layer_costs import LayerCosts, read_costs
 from nodes.layers import LayerRange
 from nodes.machines import Machine
 from nodes.mesh_plan import plan_mesh
@@ -243,10 +243,15 @@ def test_a_node_finds_heads_that_are_not_ready_yet(variant: str, pod: Pod) -> No
     assert service["spec"]["ports"][0]["port"] == url.port
 
 
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> LayerCosts:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return read_costs(folder, "float32", 8192, allow_untested=False)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_stages_are_the_split_of_a_plan_and_ask_for_its_memory(variant: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    costs = read_costs(tmp_path, "float32", 8192, allow_untested=False)
+def test_stages_are_the_split_of_a_plan_and_ask_for_its_memory(variant: str, costs: LayerCosts) -> None:
     nodes = [pod for pod in pods(variant) if pod.component == "node"]
     environ = environment(variant, nodes[0])
     plan = plan_mesh(

@@ -15,12 +15,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from generation import limits_leases
 from generation.errors import LimitsUnavailable, QuotaExceeded, RateLimitExceeded
 from generation.key_usage import add_usage, day_of
 from generation.limits import Level, Standing
 from generation.limits_redis import YOUNG, RedisKeyLimits
 from generation.models import APIKey
-from tests.processes import free_port
+from tests.processes import free_port, wait_until
 from tests.redis_server import PASSWORD, Server
 from tests.unit.generation.counting import ME, OTHER, InRedis, key
 from tests.unit.generation.wall_clock import NOON, WallClock
@@ -157,6 +158,22 @@ def test_a_lease_that_was_given_back_during_its_renewal_does_not_live_on(
     limits.leases._renew = give_back_first  # type: ignore[assignment]
     limits.leases.renew()
     counting.worker(OTHER).admit(row, owner=OTHER)
+
+
+def test_what_is_held_is_renewed_by_itself_until_it_is_given_back(
+    client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits_leases, "RENEW_SECONDS", 0.01)
+    limits, row = RedisKeyLimits(client), key(concurrent_generations=1)
+    admission = limits.admit(row, owner=ME)
+    entry = f"meshnet:limits:{{{row.prefix}}}:leases"
+    ((lease, first),) = client.zrange(entry, 0, -1, withscores=True)
+    for _ in range(2):
+        wait_until(lambda first=first: client.zscore(entry, lease) > first, 10)  # type: ignore[misc]
+        first = client.zscore(entry, lease)
+    limits.give_back(admission)
+    wait_until(lambda: limits.leases._thread is None, 10, "a thread stays with nothing to do")
+    assert client.zscore(entry, lease) is None
 
 
 # -- a Redis that is away

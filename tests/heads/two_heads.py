@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from redis import Redis
 
@@ -31,11 +32,24 @@ def setup(*args, **options):
     generation.answer.SILENCE_SECONDS = {QUIET}
 django.setup = setup
 """
-NEW_KEY = """
+#: Keys with limits, each for one test.
+KEYS = {
+    "seven a minute": {"requests_per_minute": 7},
+    "three at once": {"concurrent_generations": 3},
+    "a day": {"tokens_per_day": 1000},
+    "of a killed head": {"concurrent_generations": 2},
+    "without Redis": {"requests_per_minute": 1000},
+}
+PEOPLE = """
+from django.contrib.auth.models import User
+from django.test import Client
 from generation.models import APIKey
-row, key = APIKey.objects.create_key(name="limited", **fields)
-result = row.prefix, key
+made = {name: APIKey.objects.create_key(name=name, **fields) for name, fields in keys.items()}
+client = Client()
+client.force_login(User.objects.create_superuser("operator", password="opens-it"))
+result = {name: (row.prefix, key) for name, (row, key) in made.items()}, client.cookies["sessionid"].value
 """
+CSRF = "t" * 32
 
 
 @dataclass
@@ -89,6 +103,10 @@ class TwoHeads:
     mesh: ToyMesh
     cluster: Cluster
     server: Server
+    #: Prefix and key by name.
+    keys: dict[str, tuple[str, str]]
+    #: Of the admin.
+    session: str
 
     def body(self, tokens: int, *, stream: bool = False, **more: Any) -> dict[str, Any]:
         return {
@@ -121,14 +139,32 @@ class TwoHeads:
         with contextlib.closing(connection), connection.getresponse() as response:
             yield Stream(connection, response)
 
-    def new_key(self, **fields: Any) -> tuple[str, str]:
-        """Prefix and key."""
-        made: tuple[str, str] = processes.in_django(self.heads[0], f"fields = {fields!r}\n{NEW_KEY}")
-        return made
+    def page(self, url: str, form: dict[str, Any] | None = None) -> tuple[int, str]:
+        """A page of the admin, or what a form that is sent to it is answered."""
+        headers = {
+            "Cookie": f"sessionid={self.session}; csrftoken={CSRF}",
+            "X-CSRFToken": CSRF,
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+        data = None if form is None else urlencode(form, doseq=True).encode()
+        status, _, body = processes.call(url, "GET" if data is None else "POST", data, headers)
+        return status, body.decode()
 
     def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         with self.cluster.connect(DATABASE) as connection:
             return connection.execute(sql, values).fetchall()
+
+    def bury(self, owner: str) -> None:
+        """Time is moved on for one head that was killed: 31 s in which it gave no sign."""
+        self.query(
+            "UPDATE generation_headworker SET beat_at = beat_at - interval '31 s' WHERE boot_id = %s RETURNING id",
+            owner,
+        )
+        with self.redis() as redis:
+            for entry in redis.scan_iter("meshnet:limits:*:leases"):
+                for lease in redis.zrange(entry, 0, -1):
+                    if str(lease).startswith(f"{owner}:"):
+                        redis.zincrby(entry, -31_000_000, lease)
 
     def running(self) -> list[tuple[str, str]]:
         """Session and owner of the generations under way, the newest first."""
@@ -178,6 +214,7 @@ def running_heads(mesh: ToyMesh, cluster: Cluster, server: Server, folder: Path)
     cluster.new_database(DATABASE)
     heads = [head(folder / name, mesh, cluster, server) for name in ("one", "two")]
     key = processes.prepare_head(heads[0])
+    keys, session = processes.in_django(heads[0], f"keys = {KEYS!r}\n{PEOPLE}")
     with processes.serving(*heads):
-        yield TwoHeads(heads, key, mesh, cluster, server)
+        yield TwoHeads(heads, key, mesh, cluster, server, keys, session)
         wait_until(mesh.is_idle, 10, "nodes still hold sessions")

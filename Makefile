@@ -100,8 +100,8 @@ postgresql:
 	fi
 
 redis-and-nginx:
-	@missing="$$(test -x $(REDIS_SERVER) || echo redis-server) $$(test -x $(NGINX) || echo nginx)"; \
-	if [ "$$missing" = " " ]; then :; \
+	@missing=$$(echo $$(test -x $(REDIS_SERVER) || echo redis-server) $$(test -x $(NGINX) || echo nginx)); \
+	if [ -z "$$missing" ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "== Installing Debian's $$missing for the tests of several heads"; \
 	  made=; test -e $(NO_SERVICES) || { made=1; printf '#!/bin/sh\nexit 101\n' >$(NO_SERVICES); chmod 755 $(NO_SERVICES); }; \

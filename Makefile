@@ -120,7 +120,7 @@ test: setup clients chromium postgresql redis-and-nginx
 	MESHNET_REAL_MODEL_TESTS=1 MESHNET_POSTGRESQL_TESTS=1 MESHNET_CLIENT_TESTS=1 $(PY) -m pytest $(SPREAD) $(ARGS)
 
 # All unit tests that use the database, on PostgreSQL; `make test` has those of many heads and workers.
-test-postgresql: setup postgresql
+test-postgresql: setup postgresql redis-and-nginx
 	MESHNET_POSTGRESQL_TESTS=all $(PY) -m pytest tests/integration/test_postgresql.py $(ARGS)
 
 # Many random requests to a toy mesh; MESHNET_SCHEMA_EXAMPLES says how many to each endpoint.

@@ -6,6 +6,8 @@ import http.client
 import json
 import threading
 import time
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests import processes
@@ -143,6 +145,39 @@ def test_what_is_not_for_clients_does_not_come_through(two_heads: TwoHeads, prox
         assert call(f"{proxy}{path}", "POST", {"url": "http://127.0.0.1:9"}, secret)[0] == 404
     assert call(f"{proxy}/metrics")[0] == 404
     assert call(f"{proxy}/readyz")[0] == 200
+
+
+def test_connections_to_heads_are_kept_and_what_clients_say_of_proxies_is_replaced() -> None:
+    seen: list[tuple[int, Message]] = []
+
+    class Head(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            seen.append((self.client_address[1], self.headers))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Head) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with running_nginx([server.server_address[1]] * 2) as url:
+            connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+            lies = {"X-Forwarded-For": "10.9.9.9", "X-Forwarded-Proto": "https", "Forwarded": "for=10.9.9.9"}
+            for _ in range(3):
+                connection.request("GET", "/v1/models", headers={**lies, "X-Real-IP": "10.9.9.9"})
+                connection.getresponse().read()
+            connection.close()
+        server.shutdown()
+        thread.join()
+    assert len({port for port, _ in seen}) < len(seen) == 3
+    for _, headers in seen:
+        assert headers["Host"] == url.removeprefix("http://")
+        assert (headers.get_all("X-Forwarded-For"), headers["X-Forwarded-Proto"]) == (["127.0.0.1"], "http")
+        assert not {"Forwarded", "X-Real-IP", "X-Forwarded-Host", "Connection"} & set(headers)
 
 
 def test_without_any_head_clients_are_told_so_in_json() -> None:

@@ -35,7 +35,7 @@ help:
 	@echo "make test     install, run the whole suite, on the default model, on PostgreSQL and in a browser too (as root"
 	@echo "              on Debian it installs chromium, postgresql, redis-server and nginx when they are missing)"
 	@echo "make schema   many random requests against the schema of /v1 (MESHNET_SCHEMA_EXAMPLES=500 to each endpoint)"
-	@echo "make test-postgresql  every unit test of the database, on PostgreSQL"
+	@echo "make test-postgresql  every unit test of the database, on PostgreSQL, and all tests of several heads"
 	@echo "make chaos    every node of a route, at every kind of step, meets every fault (6 minutes; docs/chaos.md)"
 	@echo "make soak     10 minutes of clients and random faults; ARGS=\"--seconds 60 --seed 7\""
 	@echo "make bench    the mesh side by side with its peers on this machine (ARGS=--quick: within 4 minutes)"
@@ -119,9 +119,9 @@ test: setup clients chromium postgresql redis-and-nginx
 	@$(PY) manage.py fetch_model "$${MESHNET_REAL_MODEL:-SmolLM2-135M-Instruct}"
 	MESHNET_REAL_MODEL_TESTS=1 MESHNET_POSTGRESQL_TESTS=1 MESHNET_CLIENT_TESTS=1 $(PY) -m pytest $(SPREAD) $(ARGS)
 
-# All unit tests that use the database, on PostgreSQL; `make test` has those of many heads and workers.
+# All unit tests that use the database, on PostgreSQL, and the long tests of several heads; `make test` has the others.
 test-postgresql: setup postgresql redis-and-nginx
-	MESHNET_POSTGRESQL_TESTS=all $(PY) -m pytest tests/integration/test_postgresql.py $(ARGS)
+	MESHNET_POSTGRESQL_TESTS=all $(PY) -m pytest tests/integration/test_postgresql.py tests/heads $(ARGS)
 
 # Many random requests to a toy mesh; MESHNET_SCHEMA_EXAMPLES says how many to each endpoint.
 schema: setup

@@ -21,7 +21,9 @@ from typing import Any
 from django.core.cache.backends.base import BaseCache
 from redis.exceptions import RedisError
 
+from nodes import live
 from nodes.client import NodeClient
+from nodes.errors import NodeProtocolError
 from nodes.live import FETCH_DEADLINE_SECONDS, NodeSnapshot
 
 logger = logging.getLogger(__name__)
@@ -93,9 +95,8 @@ class SharedSnapshots:
         if sought:
             lock = f"snapshots:{era}:asked-for:{_digest(*sought)}"
             is_mine = self._takes(lock)
-            if not is_mine:
-                known |= self._read(names)
             try:
+                known |= self._read({url: names[url] for url in sought})  # by whoever has asked meanwhile
                 known |= self._ask([one for one in clients if one.url in sought and one.url not in known], names, ask)
             finally:
                 if is_mine:
@@ -127,7 +128,6 @@ class SharedSnapshots:
                     "at": at,
                     "status": snapshot.status,
                     "sessions": snapshot.sessions,
-                    "state": snapshot.state,
                 }
         if entries:
             self._try(lambda: self._cache.set_many(entries, FRESH_SECONDS))
@@ -139,9 +139,12 @@ class SharedSnapshots:
         known = {}
         for url, name in names.items():
             if (entry := found.get(name)) is not None:
-                # The entry is there, so it is fresh: clocks of heads that disagree can only blur by how much.
-                age = min(max(0.0, now - entry["at"]), float(FRESH_SECONDS))
-                known[url] = NodeSnapshot(url, entry["status"], entry["sessions"], None, entry["state"]), age
+                try:
+                    snapshot = live.snapshot_from(url, entry["status"], entry["sessions"])
+                    # It is there, so it is fresh: clocks of heads that disagree can only blur by how much.
+                    known[url] = snapshot, min(max(0.0, now - float(entry["at"])), float(FRESH_SECONDS))
+                except (KeyError, TypeError, ValueError, NodeProtocolError):
+                    logger.warning("The shared cache holds something else than what a node said.")
         return known
 
     def _try(self, step: Callable[[], Any]) -> Any:
@@ -150,7 +153,7 @@ class SharedSnapshots:
             return None
         try:
             return step()
-        except RedisError as error:  # redis-py names host and port, never the password
+        except (RedisError, ValueError) as error:  # redis-py names host and port, never the password
             self._rests_until = self._monotonic() + REST_SECONDS
             logger.warning("The shared cache is away, nodes are asked without it: %s: %s", type(error).__name__, error)
             return None

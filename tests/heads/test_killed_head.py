@@ -9,11 +9,12 @@ from typing import Any
 from tests import processes
 from tests import redis_server as redis_servers
 from tests.heads.test_nginx import error_of
-from tests.heads.two_heads import TwoHeads, head
+from tests.heads.two_heads import LONG, TwoHeads, head
 from tests.nginx import running_nginx
 from tests.processes import wait_until
 
 
+@LONG
 def test_a_head_that_is_killed_costs_its_own_answers_no_post_runs_twice_and_what_it_held_is_free(
     two_heads: TwoHeads, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,15 +13,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import pytest
 from redis import Redis
 
 from tests import processes
 from tests.postgres import Cluster
 from tests.processes import Served, wait_until
-from tests.redis_server import Server
+from tests.redis_server import REQUIRED, Server
 from tests.toy_mesh import ToyMesh
 
 DATABASE = "shared_heads"
+#: For tests that take longer than all the others of these heads together.
+LONG = pytest.mark.skipif(
+    os.environ.get(REQUIRED) != "all", reason="set MESHNET_POSTGRESQL_TESTS=all (make test-postgresql)"
+)
 #: A stream says so soon that it lives, in seconds: no test waits for longer.
 QUIET = 0.3
 PRELOAD = f"""

@@ -209,6 +209,24 @@ def test_without_the_cache_each_worker_asks_for_itself_and_does_not_try_again_at
     assert PASSWORD not in caplog.text
 
 
+@pytest.mark.parametrize("junk", [1, "text", [], {}, {"at": "x", "status": {}, "sessions": {"sessions": []}}])
+def test_what_no_node_can_have_said_is_left(
+    workers: list[Worker], cache: RedisCache, junk: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for url in (A, B):
+        cache.set(f"snapshots:first:{shared_snapshots._digest(url)}", junk)
+    assert not any(node.is_stale for node in workers[0].look())
+    assert workers[0].asked == [(A, B)]
+    assert "something else than what a node said" in caplog.text
+
+
+def test_what_is_not_even_json_is_left(workers: list[Worker], cache: RedisCache) -> None:
+    client = cache._cache.get_client(write=True)
+    client.set(cache.make_key(f"snapshots:first:{shared_snapshots._digest(A)}"), b"\x80\x05\x95")
+    workers[0].look()
+    assert workers[0].asked == [(A, B)]
+
+
 def test_what_is_read_is_data_and_never_code() -> None:
     value = {"status": {"boot_id": "1"}, "at": 1.5}
     assert JsonSerializer().loads(JsonSerializer().dumps(value)) == value

@@ -173,6 +173,8 @@ if SERVES_HEAD and MESHNET_CACHE_URL:
         "OPTIONS": {**CACHE_CONNECTION, "serializer": "nodes.shared_snapshots.JsonSerializer"},
     }
 
+DEFAULT_EXCEPTION_REPORTER_FILTER = "meshsite.debug_pages.HidesCacheURL"
+
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.views.debug import get_default_exception_reporter_filter
 
 from meshsite.cache_url import check_cache_url
 from tests.processes import ROOT
@@ -62,6 +63,14 @@ def test_djangos_default_cache_does_not_depend_on_redis_and_what_is_read_from_it
     caches = settings_with("redis://cache.example.org")["CACHES"]
     assert caches["default"]["BACKEND"] == "django.core.cache.backends.locmem.LocMemCache"
     assert caches["shared"]["OPTIONS"]["serializer"] == "nodes.shared_snapshots.JsonSerializer"
+
+
+def test_a_debug_page_shows_no_part_of_it(settings: Any) -> None:
+    settings.MESHNET_CACHE_URL = f"redis://:{WORD}@cache.example.org"
+    settings.CACHES = {**settings.CACHES, "shared": {"LOCATION": settings.MESHNET_CACHE_URL}}
+    shown = get_default_exception_reporter_filter().get_safe_settings()
+    assert shown["MESHNET_CACHE_URL"] == shown["CACHES"]["shared"]["LOCATION"] == shown["SECRET_KEY"]
+    assert WORD not in str(shown)
 
 
 def test_a_wrong_one_stops_the_process(settings_with: Any) -> None:

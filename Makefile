@@ -18,20 +18,25 @@ CHROMIUM := /usr/bin/chromium
 INITDB := /usr/lib/postgresql/*/bin/initdb
 # Tells Debian's package not to start a cluster for the whole machine when it is installed.
 NO_CLUSTER := /etc/postgresql-common/createcluster.d/meshnet-tests.conf
+# What the tests of several heads share, and what stands before them; from Debian's packages of those names.
+REDIS_SERVER := /usr/bin/redis-server
+NGINX := /usr/sbin/nginx
+# Tells Debian's packages not to start services for the whole machine when they are installed.
+NO_SERVICES := /usr/sbin/policy-rc.d
 # How tests are shared out (docs/decisions/0015-test-workers.md); ARGS="-n 0" runs them in one process.
 SPREAD := -n 3 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup clients chromium postgresql run node test test-postgresql test-bench test-long schema chaos soak bench lint format
+.PHONY: help setup clients chromium postgresql redis-and-nginx run node test test-postgresql test-bench test-long schema chaos soak bench lint format
 .NOTPARALLEL:
 
 help:
 	@echo "make run      install, fetch the default model once, start a local mesh (Ctrl-C ends it)"
 	@echo "make node     lend this machine to a mesh: HEAD=https://mesh.example.org SECRET_FILE=/path [URL=…] [LAYERS=12:24]"
 	@echo "make test     install, run the whole suite, on the default model, on PostgreSQL and in a browser too (as root"
-	@echo "              on Debian it installs chromium and postgresql when they are missing)"
+	@echo "              on Debian it installs chromium, postgresql, redis-server and nginx when they are missing)"
 	@echo "make schema   many random requests against the schema of /v1 (MESHNET_SCHEMA_EXAMPLES=500 to each endpoint)"
 	@echo "make test-long  the long forms of some tests (MESHNET_LONG_TESTS=1), on the default model and in a browser too"
-	@echo "make test-postgresql  every unit test of the database, on PostgreSQL"
+	@echo "make test-postgresql  every unit test of the database, on PostgreSQL, and all tests of several heads"
 	@echo "make chaos    every node of a route, at every kind of step, meets every fault (6 minutes; docs/chaos.md)"
 	@echo "make soak     10 minutes of clients and random faults; ARGS=\"--seconds 60 --seed 7\""
 	@echo "make bench    the mesh side by side with its peers on this machine (ARGS=--quick: within 4 minutes)"
@@ -95,17 +100,32 @@ postgresql:
 	       "the database tests will fail" >&2; \
 	fi
 
-test: setup clients chromium postgresql
+redis-and-nginx:
+	@missing=$$(echo $$(test -x $(REDIS_SERVER) || echo redis-server) $$(test -x $(NGINX) || echo nginx)); \
+	if [ -z "$$missing" ]; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "== Installing Debian's $$missing for the tests of several heads"; \
+	  made=; test -e $(NO_SERVICES) || { made=1; printf '#!/bin/sh\nexit 101\n' >$(NO_SERVICES); chmod 755 $(NO_SERVICES); }; \
+	  { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y $$missing; } || \
+	    echo "== $$missing could not be installed: the tests of several heads will fail" >&2; \
+	  for name in $$missing; do update-rc.d $$name disable >/dev/null 2>&1 || true; done; \
+	  test -z "$$made" || rm -f $(NO_SERVICES); \
+	else \
+	  echo "== $$missing: missing, and only root may install it (apt-get install $$missing):" \
+	       "the tests of several heads will fail" >&2; \
+	fi
+
+test: setup clients chromium postgresql redis-and-nginx
 	@echo "== The model for the tests"
 	@$(PY) manage.py fetch_model "$${MESHNET_REAL_MODEL:-SmolLM2-135M-Instruct}"
 	MESHNET_REAL_MODEL_TESTS=1 MESHNET_POSTGRESQL_TESTS=1 MESHNET_CLIENT_TESTS=1 $(PY) -m pytest $(SPREAD) $(ARGS)
 
-# All unit tests that use the database, on PostgreSQL; `make test` has those of many heads and workers.
-test-postgresql: setup postgresql
-	MESHNET_POSTGRESQL_TESTS=all $(PY) -m pytest tests/integration/test_postgresql.py $(ARGS)
+# All unit tests that use the database, on PostgreSQL, and the long tests of several heads; `make test` has the others.
+test-postgresql: setup postgresql redis-and-nginx
+	MESHNET_POSTGRESQL_TESTS=all $(PY) -m pytest tests/integration/test_postgresql.py tests/heads $(ARGS)
 
 # The suite has a short form of each of these, or other tests of the same thing.
-test-long: setup clients chromium postgresql
+test-long: setup clients chromium postgresql redis-and-nginx
 	@$(PY) manage.py fetch_model "$${MESHNET_REAL_MODEL:-SmolLM2-135M-Instruct}"
 	MESHNET_LONG_TESTS=1 MESHNET_REAL_MODEL_TESTS=1 MESHNET_POSTGRESQL_TESTS=1 MESHNET_CLIENT_TESTS=1 \
 	  $(PY) -m pytest $(SPREAD) -m long $(ARGS)

@@ -72,6 +72,8 @@ class NodeDirectory:
         self._fetch = fetch
         self._lock = threading.Lock()
         self._news: dict[str, _News] = {}
+        #: When what a node said was last found to be wrong.
+        self._forgotten: dict[str, float] = {}
         self._asked_at = float("-inf")
         self._flight: _Flight | None = None
         self._begun = self._landed = 0  # numbers of fetches
@@ -111,12 +113,17 @@ class NodeDirectory:
             found = self._ready(silent)
         return found
 
-    def learn(self, snapshots: Sequence[NodeSnapshot]) -> None:
-        """What somebody else heard of the nodes just now."""
+    def learn(self, snapshots: Sequence[NodeSnapshot], ages: Sequence[float] = ()) -> None:
+        """What somebody else heard of the nodes, so many seconds ago each; without `ages` just now.
+
+        What is older than what is known here, or than the last time that the node was not what it had said, is left.
+        """
         now = self._clock()
         with self._lock:
-            for snapshot in snapshots:
-                self._hear(snapshot, now)
+            for snapshot, age in zip(snapshots, ages or [0.0] * len(snapshots), strict=True):
+                at, known = now - age, self._news.get(snapshot.url)
+                if at >= self._forgotten.get(snapshot.url, at) and (known is None or known.heard_at <= at):
+                    self._hear(snapshot, at)
 
     # -- what the loop met
 
@@ -137,6 +144,7 @@ class NodeDirectory:
         """What the node said of itself is not true any more: it is in no plan until it is heard again."""
         with self._lock:
             self._news.pop(url, None)
+            self._forgotten[url] = self._clock()
             self._asked_at = float("-inf")
 
     def gone(self, url: str) -> None:

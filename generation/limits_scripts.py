@@ -1,7 +1,7 @@
 """What Redis runs for `limits_redis`: each script is one step that nothing comes between.
 
 Times are microseconds since 1970. Where the caller gives none ('') it is the server's own, so that the clocks of heads
-need not agree. Redis must be 5 or newer: a script that asks for the time may write there.
+need not agree.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from generation.answer import Answer
     from generation.cancel import CancelWatch
     from generation.keeper import Keeper
+    from nodes.snapshots import SeenNode
 
 logger = logging.getLogger(__name__)
 
@@ -250,11 +251,14 @@ def boot_head() -> HeadRuntime:
     node_app.left = head.directory.gone
 
     def fetch(clients: Sequence[NodeClient]) -> list[NodeSnapshot]:
-        """So that this worker's pages and plans know what was said last."""
-        found: list[NodeSnapshot] = node_app.snapshots.snapshots(clients)
-        head.directory.learn(found)
+        """So that this worker's pages and plans know what was said last, be it to another worker."""
+        seen: list[SeenNode] = node_app.snapshots.look(clients)
+        # A silent node was asked just now; how long ago it said something is not how old that is.
+        head.directory.learn(
+            [node.now for node in seen], [0.0 if node.is_stale or node.age is None else node.age for node in seen]
+        )
         head.directory.fleet.tidy()
-        return found
+        return [node.now for node in seen]
 
     head.keeper = Keeper(
         head.boot_id,

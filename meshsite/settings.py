@@ -8,6 +8,7 @@ from typing import Any
 
 import dj_database_url
 
+from meshsite.cache_url import check_cache_url
 from meshsite.options import read_options
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -157,6 +158,7 @@ if SERVES_HEAD:
 #: came through without an answer would count twice.
 CACHE_CONNECTION: dict[str, Any] = {"socket_connect_timeout": 0.5, "socket_timeout": 1.0}
 CACHES: dict[str, dict[str, Any]] = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+check_cache_url(MESHNET_CACHE_URL)
 if SERVES_HEAD and MESHNET_CACHE_URL:
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -170,6 +172,8 @@ if SERVES_HEAD and MESHNET_CACHE_URL:
         # JSON: Django's own pickles would let whoever writes into that Redis run code in a head.
         "OPTIONS": {**CACHE_CONNECTION, "serializer": "nodes.shared_snapshots.JsonSerializer"},
     }
+
+DEFAULT_EXCEPTION_REPORTER_FILTER = "meshsite.debug_pages.HidesCacheURL"
 
 TEMPLATES = [
     {

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nodes.client import NodeClient
     from nodes.joining import ServedModel
     from nodes.runtime import NodeRuntime
+    from nodes.shared_snapshots import SharedSnapshots
     from nodes.snapshots import SnapshotCache
 
 MOST_VERIFICATIONS = 8
@@ -58,5 +59,17 @@ class NodesConfig(AppConfig):
     def ready(self) -> None:
         from nodes.snapshots import SnapshotCache
 
-        self.snapshots = SnapshotCache()
+        self.snapshots = SnapshotCache(shared=_shared_snapshots())
         self.verifications = BoundedSemaphore(MOST_VERIFICATIONS)
+
+
+def _shared_snapshots() -> SharedSnapshots | None:
+    """Where the settings name a cache that heads share."""
+    from django.conf import settings
+    from django.core.cache import caches
+
+    if "shared" not in settings.CACHES:
+        return None
+    from nodes.shared_snapshots import SharedSnapshots
+
+    return SharedSnapshots(caches["shared"])

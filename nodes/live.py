@@ -191,12 +191,22 @@ def cause(url: str, error: str | None) -> str:
     return (error or "").removeprefix(url).lstrip(": ")
 
 
+def snapshot_from(url: str, status: Any, sessions: Any) -> NodeSnapshot:
+    """A snapshot of what a node said and somebody kept. Raises NodeProtocolError when it is nothing of the kind."""
+    if not isinstance(status, dict) or not isinstance(sessions, dict):
+        raise NodeProtocolError(f"That is nothing that {url} said.")
+    return NodeSnapshot(url, status, _checked(url, sessions), None, _state(status))
+
+
 def _snapshot(client: NodeClient, reply: Reply) -> NodeSnapshot:
     status = reply.answers.get("status")
-    state: State = "unreachable"
-    if status is not None:
-        state = "draining" if status.get("state") == "draining" else "ready"
-    return NodeSnapshot(client.url, status, reply.answers.get("sessions"), reply.error, state)
+    return NodeSnapshot(client.url, status, reply.answers.get("sessions"), reply.error, _state(status))
+
+
+def _state(status: dict[str, Any] | None) -> State:
+    if status is None:
+        return "unreachable"
+    return "draining" if status.get("state") == "draining" else "ready"
 
 
 def _checked(url: str, answer: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The snapshots that all pages of one process share: asked for at most every two seconds, by one page at a time.
+"""The snapshots that all pages of one process share: asked for at most every two seconds, by one page at a time. Where
+heads share a cache (`shared_snapshots`), so do all their workers.
 
 What a silent node said last is kept, so that pages can show it greyed with its age. Nothing here is the truth about
 the mesh: each process of a head remembers what it heard itself, and the keeper's looks keep that young.
@@ -11,12 +12,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodes import live
 from nodes.client import NodeClient
 from nodes.live import NodeSnapshot
 from nodes.pace import Mark, NodePace, mark_of, pace_of
+
+if TYPE_CHECKING:
+    from nodes.shared_snapshots import SharedSnapshots
 
 #: A look is answered from the last one until that is so old, in seconds.
 FRESH_SECONDS = 2.0
@@ -62,8 +66,9 @@ class _Memory:
 class _Flight:
     """One fetch of all nodes. `snapshots` are there once `done` is set, unless the fetch failed."""
 
-    def __init__(self, urls: tuple[str, ...]) -> None:
+    def __init__(self, urls: tuple[str, ...], era: str | None) -> None:
         self.urls = urls
+        self.era = era
         self.done = threading.Event()
         self.landed_at = 0.0
         self.snapshots: list[NodeSnapshot] | None = None
@@ -77,9 +82,11 @@ class SnapshotCache:
         *,
         clock: Callable[[], float] = time.monotonic,
         fetch: Callable[[Sequence[NodeClient]], list[NodeSnapshot]] = live.fetch,
+        shared: SharedSnapshots | None = None,
     ) -> None:
         self._clock = clock
         self._fetch = fetch
+        self._shared = shared
         self._lock = threading.Lock()
         self._flight: _Flight | None = None
         self._memory: dict[str, _Memory] = {}
@@ -93,11 +100,12 @@ class SnapshotCache:
     def snapshots(self, clients: Sequence[NodeClient]) -> list[NodeSnapshot]:
         """What the nodes say, at most FRESH_SECONDS old."""
         urls = tuple(client.url for client in clients)
+        era = None if self._shared is None else self._shared.era()
         while True:
             with self._lock:
                 flight, leads = self._flight, False
-                if flight is None or flight.urls != urls or self._is_old(flight):
-                    flight, leads = _Flight(urls), True
+                if flight is None or flight.urls != urls or flight.era != era or self._is_old(flight):
+                    flight, leads = _Flight(urls, era), True
                     self._flight = flight
             if leads:
                 self._fly(flight, clients)
@@ -109,6 +117,8 @@ class SnapshotCache:
         """Something was just changed on the nodes: the next look asks them, whoever may still be asking."""
         with self._lock:
             self._flight = None
+        if self._shared is not None:
+            self._shared.begin_era()
 
     def _is_old(self, flight: _Flight) -> bool:
         # A fetch under way is young; one that failed is as good as none.
@@ -119,14 +129,17 @@ class SnapshotCache:
     def _fly(self, flight: _Flight, clients: Sequence[NodeClient]) -> None:
         asked_at = self._clock()
         try:
-            snapshots = self._fetch(clients)
+            if self._shared is None or flight.era is None:
+                seen = [(snapshot, 0.0) for snapshot in self._fetch(clients)]
+            else:
+                seen = self._shared.fetch(clients, flight.era, self._fetch)
             with self._lock:
-                for snapshot in snapshots:
-                    self._remember(snapshot, asked_at)
+                for snapshot, age in seen:
+                    self._remember(snapshot, asked_at - age)
                 for url in set(self._memory) - set(flight.urls):
                     del self._memory[url]
-                flight.landed_at = self._clock()
-                flight.snapshots = snapshots
+                flight.landed_at = self._clock() - max((age for _, age in seen), default=0.0)
+                flight.snapshots = [snapshot for snapshot, _ in seen]
         finally:
             flight.done.set()
 

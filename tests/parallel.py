@@ -18,7 +18,7 @@ from tests.architecture_table import TABLE, ArchitectureTable
 ROOT = Path(__file__).parent.parent
 UNIT = ROOT / "tests" / "unit"
 #: Folders whose files share one mesh.
-SHARED = tuple(ROOT / "tests" / name for name in ("chaos", "clients"))
+SHARED = tuple(ROOT / "tests" / name for name in ("chaos", "clients", "heads"))
 REAL_MESH = "real_mesh"
 TABLE_KEY = "architecture_table"
 

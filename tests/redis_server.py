@@ -16,6 +16,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from meshsite.parent_death import follow_parent
+from tests.certificates import Authority
 from tests.processes import free_port, wait_until
 
 REQUIRED = "MESHNET_POSTGRESQL_TESTS"
@@ -27,11 +28,15 @@ class Server:
     """A Redis that needs a password, so that a password in a log would be seen."""
 
     folder: Path
+    #: Whose certificate it shows, if it speaks TLS.
+    authority: Authority | None = None
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
+        if self.authority is not None:
+            return f"rediss://:{PASSWORD}@127.0.0.1:{self.port}/0?ssl_ca_certs={self.authority.file}"
         return f"redis://:{PASSWORD}@127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
@@ -45,6 +50,11 @@ class Server:
             "dir": str(self.folder),
             "databases": "64",
         }
+        if self.authority is not None:
+            certificate, key = self.authority.certificate("127.0.0.1")
+            options |= {"port": "0", "tls-port": str(self.port), "tls-auth-clients": "no"}
+            options |= {"tls-cert-file": str(certificate), "tls-key-file": str(key)}
+            options |= {"tls-ca-cert-file": str(self.authority.file)}
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         with (self.folder / "redis.log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -78,8 +88,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def running_redis(folder: Path) -> Iterator[Server]:
-    server = Server(folder)
+def running_redis(folder: Path, authority: Authority | None = None) -> Iterator[Server]:
+    server = Server(folder, authority)
     try:
         server.start()
         yield server

@@ -26,10 +26,10 @@ import threading
 from collections import Counter
 from django.db import connection
 from generation.errors import RateLimitExceeded
-from generation.limits import KeyLimits
+from django.apps import apps
 from generation.models import APIKey
 
-limits, key = KeyLimits(), APIKey.objects.get(prefix=prefix)
+limits, key = apps.get_app_config("generation").limits, APIKey.objects.get(prefix=prefix)
 ready, counts = threading.Barrier(threads), Counter()
 
 def ask():
@@ -67,13 +67,15 @@ def new_key(head: Served, *, owners: int = 0, **fields: Any) -> tuple[str, str]:
     return made
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "redis"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
     """A head that is not started, for its migrated database."""
     environ: dict[str, str] = {}
     if request.param == "postgresql":
         cluster: Cluster = request.getfixturevalue("postgres")
         environ["DATABASE_URL"] = cluster.new_database(f"limits_{tmp_path.name.lower()}"[:60])
+    if request.param == "redis":
+        environ["MESHNET_CACHE_URL"] = request.getfixturevalue("redis_server").url
     head = processes.head(tmp_path, tmp_path, [], **environ)
     processes.prepare_head(head)
     return head

@@ -120,3 +120,11 @@ def test_systemd_understands_a_unit(role: str, tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", str(here)], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nginx_waits_as_long_as_an_answer_may_take_and_lets_connections_go_before_a_head_does() -> None:
+    text = (DEPLOY / "nginx" / "meshnet.conf").read_text()
+    seconds = {name: int(value) for name, value in re.findall(r"^ +(\w+) (\d+)s;", text, re.MULTILINE)}
+    longest = {option.name: option.default for option in OPTIONS}["MESHNET_GENERATION_SECONDS"]
+    assert seconds["proxy_read_timeout"] > longest
+    assert seconds["keepalive_timeout"] < gunicorn_conf.KEEPALIVE_SECONDS

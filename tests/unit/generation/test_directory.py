@@ -155,6 +155,40 @@ def test_what_the_keeper_hears_needs_no_question_of_its_own(clock: Clock) -> Non
     assert client.asked == 1
 
 
+def test_what_another_worker_heard_before_is_no_news(clock: Clock) -> None:
+    client = FakeClient()
+    nodes = directory(client, clock=clock)
+    nodes.ready()
+    clock.advance(1)
+    nodes.learn([snapshot(A, {**STATUS, "busy_sessions": 3})], [1.5])
+    assert one(nodes).load == 0, "this worker asked half a second later"
+    nodes.learn([snapshot(A, {**STATUS, "busy_sessions": 3})], [0.5])
+    assert one(nodes).load == 3
+
+
+def test_a_node_that_failed_is_not_back_by_what_it_said_before_to_another_worker(clock: Clock) -> None:
+    client = FakeClient()
+    nodes = directory(client, clock=clock)
+    nodes.ready()
+    client.answer = None
+    clock.advance(1)
+    nodes.failed(A)
+    clock.advance(0.5)
+    nodes.learn([snapshot(A, STATUS)], [0.6])
+    assert nodes.ready() == []
+    nodes.learn([snapshot(A, STATUS)], [0.4])
+    assert one(nodes).url == A
+
+
+def test_news_from_another_worker_are_believed_no_longer_than_own_ones(clock: Clock) -> None:
+    client = FakeClient()
+    nodes = directory(client, clock=clock)
+    nodes.learn([snapshot(A, STATUS)], [1.5])
+    client.answer = None
+    clock.advance(STALE_SECONDS - 1.5)
+    assert nodes.ready() == []
+
+
 def test_a_failed_node_is_in_no_plan_until_it_is_heard_and_then_for_a_while_the_last_choice(clock: Clock) -> None:
     client = FakeClient()
     nodes = directory(client, clock=clock)

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from redis import Redis
@@ -15,13 +16,15 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from generation import limits_leases
 from generation.errors import LimitsUnavailable, QuotaExceeded, RateLimitExceeded
 from generation.key_usage import add_usage, day_of
 from generation.limits import Level, Standing
 from generation.limits_redis import YOUNG, RedisKeyLimits
 from generation.models import APIKey
-from tests.processes import free_port
-from tests.redis_server import PASSWORD, Server
+from tests.certificates import Authority
+from tests.processes import free_port, wait_until
+from tests.redis_server import PASSWORD, Server, running_redis
 from tests.unit.generation.counting import ME, OTHER, InRedis, key
 from tests.unit.generation.wall_clock import NOON, WallClock
 
@@ -159,6 +162,22 @@ def test_a_lease_that_was_given_back_during_its_renewal_does_not_live_on(
     counting.worker(OTHER).admit(row, owner=OTHER)
 
 
+def test_what_is_held_is_renewed_by_itself_until_it_is_given_back(
+    client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits_leases, "RENEW_SECONDS", 0.01)
+    limits, row = RedisKeyLimits(client), key(concurrent_generations=1)
+    admission = limits.admit(row, owner=ME)
+    entry = f"meshnet:limits:{{{row.prefix}}}:leases"
+    ((lease, first),) = client.zrange(entry, 0, -1, withscores=True)
+    for _ in range(2):
+        wait_until(lambda first=first: client.zscore(entry, lease) > first, 10)  # type: ignore[misc]
+        first = client.zscore(entry, lease)
+    limits.give_back(admission)
+    wait_until(lambda: limits.leases._thread is None, 10, "a thread stays with nothing to do")
+    assert client.zscore(entry, lease) is None
+
+
 # -- a Redis that is away
 
 
@@ -176,6 +195,15 @@ def test_a_request_that_cannot_be_counted_is_refused_and_one_of_a_key_without_li
     limits.admit(key(), owner=ME)
     assert "its request is refused: ConnectionError" in caplog.text
     assert PASSWORD not in caplog.text
+
+
+def test_over_tls_one_with_a_certificate_of_another_authority_is_none(redis_server: Server, tmp_path: Path) -> None:
+    with running_redis(tmp_path, Authority(tmp_path / "ca")) as server:
+        with Redis.from_url(server.url) as client:
+            RedisKeyLimits(client, WallClock()).admit(key(requests_per_minute=1), owner=ME)
+        url = server.url.replace(str(server.authority.file), str(Authority(tmp_path / "other").file))  # type: ignore[union-attr]
+        with Redis.from_url(url, retry=Retry(NoBackoff(), 0)) as client, pytest.raises(LimitsUnavailable):
+            RedisKeyLimits(client, WallClock()).admit(key(requests_per_minute=1), owner=ME)
 
 
 def test_one_that_says_nothing_is_waited_for_no_longer_than_its_timeout() -> None:

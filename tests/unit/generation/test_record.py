@@ -5,6 +5,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from django.apps import apps
 from django.db import DatabaseError
 from django.db.models.query import QuerySet
 
@@ -94,3 +95,17 @@ def test_f05_an_end_that_cannot_be_written_leaves_the_usage(key: APIKey, monkeyp
         patch.setattr(records.Generation.objects, "filter", Mock(side_effect=DatabaseError("locked")))
         record.end(done(), None, cancelled=False)
     assert (usage(), Generation.objects.get().status) == ([(1, 4, 5)], Generation.Status.RUNNING)
+
+
+def test_who_counts_a_keys_day_is_told_after_the_database_was(key: APIKey, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    limits = SimpleNamespace(used=lambda key, day: told.append((key.pk, usage())))
+    monkeypatch.setattr(apps.get_app_config("generation"), "limits", limits)
+    begin(key).end(done(), None, cancelled=False)
+    assert told == [], "a key without such a limit"
+    key.tokens_per_day = 100
+    begin(key, choice=1).end(done(), None, cancelled=False)
+    assert told == [(key.pk, [(1, 8, 10)])]
+    monkeypatch.setattr(records, "add_usage", Mock(side_effect=DatabaseError("the disk is gone")))
+    begin(key, choice=2).end(done(), None, cancelled=False)
+    assert len(told) == 1, "nothing was added"

@@ -15,12 +15,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from generation.errors import NoRoute
 from generation.penalties import Penalties
 from generation.route import Route, RouteNode
 from generation.speeds import NodeSpeeds
+from generation.threads import Event, SystemThreads, Threads
 from nodes import live
 from nodes.client import NodeClient
 from nodes.errors import Busy, NotFound
@@ -66,10 +68,12 @@ class NodeDirectory:
         fetch: Callable[[Sequence[NodeClient]], list[NodeSnapshot]] = lambda clients: live.fetch(
             clients, sessions=False
         ),
+        threads: Threads | None = None,
     ) -> None:
         self.fleet = nodes if isinstance(nodes, NodeFleet) else NodeFleet(nodes)
         self._clock = clock
         self._fetch = fetch
+        self._threads = threads or SystemThreads()
         self._lock = threading.Lock()
         self._news: dict[str, _News] = {}
         self._asked_at = float("-inf")
@@ -226,10 +230,9 @@ class NodeDirectory:
 
     def _begin(self, now: float) -> _Flight:
         """Under the lock, with no fetch under way. Raises Busy when the system has no thread left."""
-        flight = _Flight(self._begun + 1)
-        thread = threading.Thread(target=self._fly, args=(flight,), name="meshnet-directory", daemon=True)
+        flight = _Flight(self._begun + 1, self._threads.event())
         try:
-            thread.start()
+            self._threads.start(partial(self._fly, flight), "meshnet-directory")
         except RuntimeError as error:
             raise Busy(f"No thread to ask the nodes: {error}") from None
         self._asked_at, self._begun, self._flight = now, flight.number, flight
@@ -308,9 +311,9 @@ class NodeDirectory:
 class _Flight:
     """One fetch under way; they are numbered from 1, and never two at once."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, landed: Event) -> None:
         self.number = number
-        self.landed = threading.Event()
+        self.landed = landed
 
 
 def _links(urls: Sequence[str]) -> list[str]:

@@ -27,6 +27,7 @@ from generation.errors import GaveUp, NoRoute, TookTooLong
 from generation.job import Job, LoopSettings, Progress
 from generation.route import Route, RouteNode, plan
 from generation.steps import Embeds, Steps, Uncached
+from generation.threads import Threads
 from generation.waiting_line import WaitingLine
 from nodes.errors import (
     Busy,
@@ -44,7 +45,7 @@ from nodes.errors import (
     WrongLayers,
     WrongModel,
 )
-from nodes.sampling import TokenLogprobs
+from nodes.sampling_parameters import TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class TokenLoop:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
         rng: random.Random | None = None,
+        threads: Threads | None = None,
     ) -> None:
         self._directory = directory
         self._settings = settings
@@ -100,7 +102,7 @@ class TokenLoop:
         self._unfit: set[str] = set()
         self._taken: Route | None = None  # counted by the directory as this generation's
         self.progress = Progress(started=clock(), cached=job.cache)
-        self._steps = Steps(directory, embedder, settings, job, self.progress, lambda: self._clock())
+        self._steps = Steps(directory, embedder, settings, job, self.progress, lambda: self._clock(), threads)
 
     @property
     def session_id(self) -> str:

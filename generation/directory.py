@@ -52,6 +52,12 @@ class _News:
     status: dict[str, Any]
     heard_at: float
     own: int
+    #: As the status describes it, its costs not filled in; None when it takes no sessions or cannot be read. Read when
+    #: it is heard, not for each plan: of a thousand nodes that takes milliseconds.
+    node: RouteNode | None
+    busy: int
+    most: int | None
+    layer_ms: float | None
     is_silent: bool = False
     #: It has refused a prefill since.
     is_full: bool = False
@@ -80,6 +86,8 @@ class NodeDirectory:
         self._flight: _Flight | None = None
         self._begun = self._landed = 0  # numbers of fetches
         self._own: Counter[str] = Counter()
+        #: What was planned with last, by URL: what it was made of, and the same with its costs.
+        self._built: dict[str, tuple[RouteNode, tuple[float, float, int, bool, int], RouteNode]] = {}
         self._removed: frozenset[str] = frozenset()
         self._penalties = Penalties(clock=clock)
         self._links = Penalties(first_seconds=LINK_SECONDS, longest_seconds=LONGEST_LINK_SECONDS, clock=clock)
@@ -248,6 +256,7 @@ class NodeDirectory:
                     self._hear(snapshot, now)
                 for url in set(self._news) - {client.url for client in clients}:
                     del self._news[url]
+                    self._built.pop(url, None)
         except Exception:  # whoever waits is told by what is missing, and the next look tries again
             logger.exception("The nodes could not be asked.")
         finally:
@@ -264,7 +273,15 @@ class NodeDirectory:
             return
         if known is not None and known.status.get("boot_id") != snapshot.status.get("boot_id"):
             self._speeds.forget(snapshot.url)
-        self._news[snapshot.url] = _News(snapshot.status, now, self._own[snapshot.url])
+        self._news[snapshot.url] = _News(
+            snapshot.status,
+            now,
+            self._own[snapshot.url],
+            node=RouteNode.from_status(snapshot.url, snapshot.status),
+            busy=_count(snapshot.status.get("busy_sessions")),
+            most=None if (most := _count(snapshot.status.get("max_sessions"), unknown=-1)) < 0 else most,
+            layer_ms=_said_ms(snapshot.status),
+        )
 
     def _ready(self, silent: bool) -> list[RouteNode]:
         now = self._clock()
@@ -275,37 +292,33 @@ class NodeDirectory:
                 if one.heard_at > now - STALE_SECONDS and url not in self._removed and (silent or not one.is_silent)
             }
             own = dict(self._own)
-        hop_ms = {url: self._speeds.hop_ms(url) for url in news}
-        layer_ms = {url: self._layer_ms(url, one.status) for url, one in news.items()}
+        measured, faults = self._speeds.known(), self._penalties.held()
+        unknown = (None, None)
+        hop_ms = {url: measured.get(url, unknown)[0] for url in news}
+        # As this head measured it, else as the node says.
+        layer_ms = {url: measured.get(url, unknown)[1] or one.layer_ms for url, one in news.items()}
         usual_hop, usual_layer = _usual(hop_ms.values(), GUESSED_HOP_MS), _usual(layer_ms.values(), GUESSED_LAYER_MS)
         found = []
         for client in list(self.fleet):
-            one = news.get(client.url)
-            if one is None:
+            url = client.url
+            one = news.get(url)
+            if one is None or one.node is None:
                 continue
-            url, known_hop, known_layer = client.url, hop_ms[client.url], layer_ms[client.url]
+            known_hop, known_layer = hop_ms[url], layer_ms[url]
             # Of other workers as it was said, of this one as it is now.
-            load = max(0, _count(one.status.get("busy_sessions")) - one.own) + own.get(url, 0)
-            node = RouteNode.from_status(
-                url,
-                one.status,
-                hop_ms=usual_hop if known_hop is None else known_hop,
-                layer_ms=usual_layer if known_layer is None else known_layer,
-                load=load,
-                is_full=one.is_full or load >= _count(one.status.get("max_sessions"), unknown=load + 1),
-                faults=self._penalties.faults(url) + one.is_silent,
+            load = max(0, one.busy - one.own) + own.get(url, 0)
+            costs = (
+                usual_hop if known_hop is None else known_hop,
+                usual_layer if known_layer is None else known_layer,
+                load,
+                one.is_full or (one.most is not None and load >= one.most),
+                faults.get(url, 0) + one.is_silent,
             )
-            if node is not None:
-                found.append(node)
+            built = self._built.get(url)
+            if built is None or built[0] is not one.node or built[1] != costs:
+                built = self._built[url] = (one.node, costs, one.node.at(*costs))
+            found.append(built[2])
         return found
-
-    def _layer_ms(self, url: str, status: dict[str, Any]) -> float | None:
-        """As this head measured it, else as the node says."""
-        measured = self._speeds.layer_ms(url)
-        if measured is not None:
-            return measured
-        said = status.get("layer_ms")
-        return float(said) if isinstance(said, int | float) and math.isfinite(said) and said > 0 else None
 
 
 class _Flight:
@@ -324,6 +337,12 @@ def _links(urls: Sequence[str]) -> list[str]:
 def _usual(values: Collection[float | None], otherwise: float) -> float:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else otherwise
+
+
+def _said_ms(status: dict[str, Any]) -> float | None:
+    """What the node says that a layer takes it."""
+    said = status.get("layer_ms")
+    return float(said) if isinstance(said, int | float) and math.isfinite(said) and said > 0 else None
 
 
 def _count(value: Any, *, unknown: int = 0) -> int:

@@ -57,7 +57,7 @@ class Faults:
         # Neighbours in the list hold neighbouring stretches: a rack has some of each.
         taken = {node.url for node in nodes[:rack]}
         self._at(0.65 * self._seconds, "rack", [node for node in mesh.nodes if node.url in taken], "silent")
-        rolling = [node for node in nodes[rack:]][: self._drained]
+        rolling = nodes[rack : rack + self._drained]
         mesh.time.call_at(0.8 * self._seconds, lambda: mesh.time.start(lambda: self._roll(rolling), "rolling restart"))
 
     def _at(self, at: float, kind: str, nodes: Sequence[SimulatedNode], life: Any) -> None:

@@ -25,7 +25,7 @@ class Load:
 
 
 class LoadRun:
-    """One run; `traffic` and `mesh` can be looked into afterwards."""
+    """One run; `numbers`, `traffic` and `mesh` can be looked into afterwards."""
 
     def __init__(self, load: Load, size: MeshSize, seed: int, *, texts: Texts | None = None) -> None:
         self.load = load
@@ -35,6 +35,7 @@ class LoadRun:
         self.mesh = SimulatedMesh(self.size, seed)
         self.per_second = load.share * self.size.mesh_slots / cost.answer_seconds(*self.texts.means())
         self.faults: Faults | None = None
+        self.numbers: dict[str, Any] = {}
 
     def run(self, progress: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
         begun = time.perf_counter()
@@ -44,7 +45,8 @@ class LoadRun:
             self.faults = Faults(self.mesh, self.traffic, seconds)
             self.faults.schedule()
         self.traffic.run()
-        return self._numbers(time.perf_counter() - begun)
+        self.numbers = self._numbers(time.perf_counter() - begun)
+        return self.numbers
 
     def _numbers(self, real_seconds: float) -> dict[str, Any]:
         sessions, block = self.traffic.sessions, self.load.block_tokens

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import random
+import secrets
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from threading import BoundedSemaphore
 from typing import Any, cast
 
 from django.apps import apps
@@ -55,8 +57,6 @@ class RegistryHead:
     """A head worker as nodes announce themselves to it."""
 
     def __init__(self, url: str, time: VirtualTime, config: NodesConfig) -> None:
-        from threading import BoundedSemaphore
-
         self.url = url
         self.is_down = False
         self.fleet = NodeFleet([], cast(Any, _Known))
@@ -250,8 +250,9 @@ def _clear(workers: list[RegistryHead], statements: Statements) -> None:
 
 def _over_http_ms(nodes: int, rounds: int) -> float:
     """One beat through Django's middleware and view, body parsed: what gunicorn's thread does."""
-    with override_settings(MESHNET_SECRET="simulated secret of enough characters", ALLOWED_HOSTS=["testserver"]):
-        client = Client(headers={"Authorization": "Bearer simulated secret of enough characters"})
+    secret = secrets.token_urlsafe(24)
+    with override_settings(MESHNET_SECRET=secret, ALLOWED_HOSTS=["testserver"]):
+        client = Client(headers={"Authorization": f"Bearer {secret}"})
         costs = []
         for index in range(rounds):
             body = json.dumps(announcement_of(index, nodes).as_json())

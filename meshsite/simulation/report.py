@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _TITLES = {
-    "announcing": "Nodes that announce themselves (real time on this machine; seconds of storm and restart are virtual)",
+    "announcing": "Nodes that announce themselves (ms: real time; seconds of storm and restart: virtual)",
     "planning": "One plan (real milliseconds)",
     "polling": "One look at all nodes by one head worker (real time)",
     "load": "Sessions at a share of the mesh's slots (virtual seconds)",

@@ -1,4 +1,4 @@
-"""`manage.py simulate`: registry, planner and admission with a thousand nodes, in virtual time (meshsite/simulation/)."""
+"""`manage.py simulate`: a thousand nodes for registry, planner and admission in virtual time (meshsite/simulation/)."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class _Table:
             (self.start == start) & (self.end == end),
         )
         found = np.flatnonzero(can & (self.fixed + self.slope * (end - start) <= most_ms))
-        return [self.nodes[index] for index in found]
+        return [self.nodes[index] for index in found.tolist()]
 
 
 def _cheapest(table: _Table, joints: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -225,7 +225,7 @@ def _cheapest(table: _Table, joints: Sequence[int]) -> npt.NDArray[np.float64]:
             np.minimum(found[:, end], found[:, end + 1], out=found[:, end])
     rows, columns = np.indices((count, count))
     costs: npt.NDArray[np.float64] = np.where(rows < columns, found[rows, columns, which], np.inf)
-    for index in np.flatnonzero(~cuttable):
+    for index in np.flatnonzero(~cuttable).tolist():
         node = table.nodes[index]
         if node.layers.end in place:
             start, end = place[node.layers.start], place[node.layers.end]

@@ -58,7 +58,7 @@ class LoadRun:
         seconds = self.traffic.seconds
         prefilled = block * sum(node.prompt_blocks for node in self.mesh.nodes) / self.size.cost.stretches
         prompts = block * sum(one.prompt for one in served)
-        found = {
+        found: dict[str, Any] = {
             "share": self.load.share,
             "sessions": len(sessions),
             "virtual_minutes": round(seconds / 60, 1),

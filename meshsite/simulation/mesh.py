@@ -25,8 +25,8 @@ from nodes.live import FETCH_DEADLINE_SECONDS, NodeSnapshot
 class MeshSize:
     nodes: int = 1000
     slots: int = 2
-    head_workers: int = 8
-    max_answers: int = 120
+    head_workers: int = 4
+    max_answers: int = 240
     cost: Cost = field(default_factory=Cost)
 
     @property

@@ -32,7 +32,7 @@ class Plan:
     plan_sizes: tuple[int, ...] = (10, 100, 1000, 2000, 5000)
     poll_sizes: tuple[int, ...] = (10, 100, 1000)
     loads: tuple[tuple[float, int], ...] = ((0.5, 2_000), (0.9, 10_000), (1.1, 3_000))
-    faults: tuple[float, int] = (0.7, 3_000)
+    faults: tuple[float, int] = (0.7, 2_000)
     rounds: int = 50
 
 

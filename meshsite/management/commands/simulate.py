@@ -28,7 +28,7 @@ class Command(BaseCommand):
         parser.add_argument("--seed", type=int, default=1, help="The same seed gives the same events (1).")
         parser.add_argument("--nodes", type=int, default=0, help="How many nodes (1000; quick: 100).")
         parser.add_argument("--slots", type=int, default=0, help="Session slots of each node (2).")
-        parser.add_argument("--head-workers", type=int, default=0, help="Head workers that sessions come to (8).")
+        parser.add_argument("--head-workers", type=int, default=0, help="Head workers that sessions come to (4).")
         parser.add_argument(
             "--only", nargs="+", default=list(PARTS), choices=PARTS, help=f"Parts of it: {', '.join(PARTS)}."
         )
@@ -47,12 +47,13 @@ class Command(BaseCommand):
 
         self._begun = time.monotonic()
         plan = QUICK if options["quick"] else Plan()
-        asked = {
-            "nodes": options["nodes"] or plan.size.nodes,
-            "slots": options["slots"] or plan.size.slots,
-            "head_workers": options["head_workers"] or plan.size.head_workers,
-        }
-        plan = replace(plan, size=replace(plan.size, **asked))
+        size = replace(
+            plan.size,
+            nodes=options["nodes"] or plan.size.nodes,
+            slots=options["slots"] or plan.size.slots,
+            head_workers=options["head_workers"] or plan.size.head_workers,
+        )
+        plan = replace(plan, size=size)
         if plan.size.nodes < plan.size.cost.stretches:
             raise CommandError(f"--nodes must be {plan.size.cost.stretches} or more: one for each stretch of layers.")
         folder = settings.MESHNET_VAR_DIR / "simulate"

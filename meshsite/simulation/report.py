@@ -12,6 +12,7 @@ _TITLES = {
     "load": "Sessions at a share of the mesh's slots (virtual seconds)",
     "faults": "The same while nodes fail (virtual seconds)",
     "memory": "Memory of a head worker (bytes)",
+    "arithmetic": "On paper",
 }
 
 

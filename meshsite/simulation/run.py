@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshsite.simulation.arithmetic import arithmetic
 from meshsite.simulation.load import Load, LoadRun
 from meshsite.simulation.memory import memory
 from meshsite.simulation.mesh import MeshSize
 from meshsite.simulation.planning import planning
 from meshsite.simulation.polling import polling
 
-PARTS = ("announcing", "planning", "polling", "load", "faults", "memory")
 Say = Callable[[str], None]
 
 
@@ -73,6 +73,8 @@ def simulate(plan: Plan, parts: tuple[str, ...], seed: int, say: Say) -> dict[st
         found["faults"] = [_load(Load(share, count, block_tokens=8, with_faults=True), plan.size, seed, say)]
     if "memory" in parts:
         found["memory"] = [memory()]
+    if "arithmetic" in parts:
+        found["arithmetic"] = arithmetic()
     found["seconds"] = round(time.perf_counter() - begun, 1)
     found["torch_loaded"] = "torch" in sys.modules
     return found

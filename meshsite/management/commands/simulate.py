@@ -13,7 +13,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
-PARTS = ("announcing", "planning", "polling", "load", "faults", "memory")
+PARTS = ("announcing", "planning", "polling", "load", "faults", "memory", "arithmetic")
 
 
 class Command(BaseCommand):

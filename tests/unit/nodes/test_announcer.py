@@ -81,7 +81,7 @@ def test_a_silent_head_is_tried_again_soon_and_then_more_seldom() -> None:
 def test_nodes_that_began_together_come_apart() -> None:
     def pauses(seed: int) -> list[float]:
         head = FakeHead(errors=[NodeTimeout("silent") for _ in range(3)])
-        speaking = HeadVoice(head, announcement, 5.0, rng=random.Random(seed))
+        speaking = HeadVoice(head, announcement, 5.0, rng=random.Random(seed))  # noqa: S311
         return [speaking.turn() for _ in range(4)]
 
     some, others = pauses(1), pauses(2)

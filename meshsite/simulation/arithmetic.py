@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from generation.directory import FRESH_SECONDS, LONGEST_FRESH_SECONDS, MOST_ASKED_A_SECOND
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -73,7 +75,6 @@ class Assumed:
     most_slots: int = 64  # steps of one token in one turn (nodes/batching.py)
     head_ms_per_request: float = 0.4  # of a core, measured (`polling`)
     beat_seconds: float = 5.0
-    fresh_seconds: float = 2.0
     answers_per_worker: int = 56  # MESHNET_MAX_ANSWERS
 
 
@@ -126,6 +127,7 @@ def users(shape: Shape, assumed: Assumed | None = None) -> list[dict[str, Any]]:
         tokens = answers * a.tokens_per_second
         relayed = tokens * shape.stretches * a.head_ms_per_request / 1e3
         handed = tokens * 2 * a.head_ms_per_request / 1e3
+        fresh = min(max(FRESH_SECONDS, nodes / MOST_ASKED_A_SECOND), LONGEST_FRESH_SECONDS)
         workers = max(1, math.ceil(max(relayed, answers / a.answers_per_worker)))
         rows.append({
             "users": f"{count:.0e}".replace("e+0", "e"),
@@ -135,9 +137,9 @@ def users(shape: Shape, assumed: Assumed | None = None) -> list[dict[str, Any]]:
             "head_cores_handed": round(handed, 1),
             "head_workers": workers,
             "beats_per_s": round(nodes / a.beat_seconds),
-            "looks_per_s_all": round(workers * nodes / a.fresh_seconds),
-            "looks_per_s_node": round(workers / a.fresh_seconds, 1),
-            "cores_looking_per_worker": round(nodes / a.fresh_seconds * a.head_ms_per_request / 1e3, 2),
+            "looks_per_s_all": round(workers * nodes / fresh),
+            "looks_per_s_node": round(workers / fresh, 1),
+            "cores_looking_per_worker": round(nodes / fresh * a.head_ms_per_request / 1e3, 2),
             "rows_per_s": round(2 * tokens / 329),
         })  # fmt: skip
     return rows

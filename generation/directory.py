@@ -161,6 +161,12 @@ class NodeDirectory:
         self.fleet.drop(url)
         self.forget(url)
 
+    def hears(self, url: str) -> bool:
+        """Whether the node answered when it was asked last, and did not fail since."""
+        with self._lock:
+            one = self._news.get(url)
+        return one is not None and not one.is_silent
+
     def full(self, url: str) -> None:
         """The node refused a prefill for want of a slot."""
         with self._lock:

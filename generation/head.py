@@ -327,13 +327,19 @@ class TokenLoop:
             self._wait(LINE_SECONDS)
 
     def _give_back(self) -> None:
-        """Frees the session's slots on every node touched so far; the id stays this generation's own."""
+        """Frees the session's slots on the nodes touched so far; the id stays this generation's own.
+
+        One that was not heard of since it failed is left for the end: each of a rack that has gone would hold the
+        generation up for GIVE_BACK_SECONDS.
+        """
         for url in sorted(self.progress.touched):
+            if not self._directory.hears(url):
+                continue
+            self.progress.touched.discard(url)
             try:
                 self._directory.client(url).give_back(self._job.session_id, timeout=GIVE_BACK_SECONDS)
             except MeshnetError as error:
                 logger.info("%s could not be told to free a slot: %s", url, error.detail)
-        self.progress.touched.clear()
         self._leave_route()
 
     def _tell(self, event: str, detail: str) -> None:

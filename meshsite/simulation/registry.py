@@ -152,7 +152,7 @@ def _announcing(nodes: int, heads: int, beats: int, config: NodesConfig, say: Ca
     stopped = False
 
     def voice(head: RegistryHead, index: int) -> None:
-        rng = random.Random(index)  # noqa: S311  # nothing secret
+        rng = random.Random(f"{index} {head.url}")  # noqa: S311  # nothing secret
         one = HeadVoice(head, partial(announcement_of, index, nodes), beat, rng=rng)
         while not stopped:
             clock.wait(one.turn())

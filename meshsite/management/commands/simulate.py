@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
@@ -36,6 +37,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if min(options["nodes"], options["slots"], options["head_workers"]) < 0:
             raise CommandError("--nodes, --slots and --head-workers must not be negative.")
+        if not apps.is_installed("generation"):
+            raise CommandError("A head is simulated, and this is a node: unset MESHNET_ROLE, or set it to head.")
         try:
             from meshsite.simulation.run import QUICK, Plan, simulate, write
         except ModuleNotFoundError as error:

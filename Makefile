@@ -26,7 +26,7 @@ NO_SERVICES := /usr/sbin/policy-rc.d
 # How tests are shared out (docs/decisions/0015-test-workers.md); ARGS="-n 0" runs them in one process.
 SPREAD := -n 3 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup clients chromium postgresql redis-and-nginx run node test test-postgresql test-bench test-long schema chaos soak bench lint format
+.PHONY: help setup clients chromium postgresql redis-and-nginx run node test test-postgresql test-bench test-long schema chaos soak bench simulate lint format
 .NOTPARALLEL:
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo "make chaos    every node of a route, at every kind of step, meets every fault (6 minutes; docs/chaos.md)"
 	@echo "make soak     10 minutes of clients and random faults; ARGS=\"--seconds 60 --seed 7\""
 	@echo "make bench    the mesh side by side with its peers on this machine (ARGS=--quick: within 4 minutes)"
+	@echo "make simulate a thousand nodes, ten thousand sessions and failures in virtual time (ARGS=--quick: seconds)"
 	@echo "make setup    install into $(VENV) only"
 	@echo "make lint     ruff, mypy, Django's checks, missing migrations"
 	@echo "make format   let ruff put the code into its form"
@@ -151,6 +152,9 @@ test-bench: setup
 bench: setup
 	@$(PY) manage.py fetch_model
 	@exec $(PY) manage.py bench $(ARGS)
+
+simulate: setup
+	@exec $(PY) manage.py simulate $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

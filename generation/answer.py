@@ -23,7 +23,7 @@ from generation.metrics import FinishedReason, GenerationObserver
 from generation.record import Record
 from generation.stops import StopScanner
 from nodes.errors import Busy, Draining, MeshnetError
-from nodes.sampling import Sampling
+from nodes.sampling_parameters import Sampling
 from nodes.wire import mint_session_id
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from nodes.errors import (
     NotFound,
     UnsupportedMediaType,
 )
-from nodes.framing import Payload
 from nodes.handover import HandOver, Letter, NextHop
+from nodes.payload import Payload
 from nodes.wire import StepHeaders, Timings
 
 logger = logging.getLogger(__name__)

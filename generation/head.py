@@ -27,6 +27,7 @@ from generation.errors import GaveUp, NoRoute, TookTooLong
 from generation.job import Job, LoopSettings, Progress
 from generation.route import Route, RouteNode, plan
 from generation.steps import Embeds, Steps, Uncached
+from generation.threads import Threads
 from generation.waiting_line import WaitingLine
 from nodes.errors import (
     Busy,
@@ -44,7 +45,7 @@ from nodes.errors import (
     WrongLayers,
     WrongModel,
 )
-from nodes.sampling import TokenLogprobs
+from nodes.sampling_parameters import TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class TokenLoop:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
         rng: random.Random | None = None,
+        threads: Threads | None = None,
     ) -> None:
         self._directory = directory
         self._settings = settings
@@ -100,7 +102,7 @@ class TokenLoop:
         self._unfit: set[str] = set()
         self._taken: Route | None = None  # counted by the directory as this generation's
         self.progress = Progress(started=clock(), cached=job.cache)
-        self._steps = Steps(directory, embedder, settings, job, self.progress, lambda: self._clock())
+        self._steps = Steps(directory, embedder, settings, job, self.progress, lambda: self._clock(), threads)
 
     @property
     def session_id(self) -> str:
@@ -325,13 +327,19 @@ class TokenLoop:
             self._wait(LINE_SECONDS)
 
     def _give_back(self) -> None:
-        """Frees the session's slots on every node touched so far; the id stays this generation's own."""
+        """Frees the session's slots on the nodes touched so far; the id stays this generation's own.
+
+        One that was not heard of since it failed is left for the end: each of a rack that has gone would hold the
+        generation up for GIVE_BACK_SECONDS.
+        """
         for url in sorted(self.progress.touched):
+            if not self._directory.hears(url):
+                continue
+            self.progress.touched.discard(url)
             try:
                 self._directory.client(url).give_back(self._job.session_id, timeout=GIVE_BACK_SECONDS)
             except MeshnetError as error:
                 logger.info("%s could not be told to free a slot: %s", url, error.detail)
-        self.progress.touched.clear()
         self._leave_route()
 
     def _tell(self, event: str, detail: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from generation.route import Route
-from nodes.sampling import Sampling
+from nodes.sampling_parameters import Sampling
 from nodes.wire import Timings
 
 

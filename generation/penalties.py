@@ -52,6 +52,12 @@ class Penalties:
         held = min(self._first_seconds * 2 ** (count - 1), self._longest_seconds)
         return count if self._clock() - at < held else 0
 
+    def held(self) -> dict[str, int]:
+        """`faults` of every node that has any; mostly there are none."""
+        with self._lock:
+            urls = list(self._faults)
+        return {url: count for url in urls if (count := self.faults(url))}
+
     def _count(self, url: str) -> int:
         count, at = self._faults.get(url, (0, 0.0))
         return count if self._clock() - at < FORGOTTEN_SECONDS else 0

@@ -5,10 +5,12 @@ Knows nothing of nodes: stages are functions, each called with one piece at a ti
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Generic, TypeVar
+
+from generation.threads import Line, Started, SystemThreads, Threads
 
 T = TypeVar("T")
 
@@ -23,8 +25,11 @@ class _End:
 class Pipeline(Generic[T]):
     """One flow of pieces through stages. The first stage runs on the caller's thread, each other one on its own."""
 
-    def __init__(self, stages: Sequence[Callable[[T], T]], *, name: str = "meshnet-piece") -> None:
+    def __init__(
+        self, stages: Sequence[Callable[[T], T]], *, name: str = "meshnet-piece", threads: Threads | None = None
+    ) -> None:
         self._stages = stages
+        self._threads = threads or SystemThreads()
         self._name = name
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -35,21 +40,13 @@ class Pipeline(Generic[T]):
         Raises the first error of a stage, of `passed` or of `pieces`; no piece enters a stage after it, and what was
         under way has come to its end. `passed` runs on the last stage's thread.
         """
-        lines: list[queue.Queue[Any]] = [queue.Queue(MOST_WAITING) for _ in self._stages[1:]]
-        threads = [
-            threading.Thread(
-                target=self._serve,
-                args=(stage, line, lines[index + 1] if index + 1 < len(lines) else None, passed),
-                name=f"{self._name} {index + 1}",
-                daemon=True,
-            )
-            for index, (stage, line) in enumerate(zip(self._stages[1:], lines, strict=True))
-        ]
-        started: list[threading.Thread] = []
+        lines = [self._threads.line(MOST_WAITING) for _ in self._stages[1:]]
+        started: list[Started] = []
         try:
-            for thread in threads:
-                thread.start()
-                started.append(thread)
+            for index, (stage, line) in enumerate(zip(self._stages[1:], lines, strict=True)):
+                following = lines[index + 1] if index + 1 < len(lines) else None
+                serve = partial(self._serve, stage, line, following, passed)
+                started.append(self._threads.start(serve, f"{self._name} {index + 1}"))
             for piece in pieces:
                 if self._error is not None:
                     break
@@ -71,8 +68,8 @@ class Pipeline(Generic[T]):
     def _serve(
         self,
         stage: Callable[[T], T],
-        line: queue.Queue[Any],
-        following: queue.Queue[Any] | None,
+        line: Line,
+        following: Line | None,
         passed: Callable[[T], None],
     ) -> None:
         while (piece := line.get()) is not _End:

@@ -63,6 +63,23 @@ class RouteNode:
         """What a step through so many of its layers costs."""
         return self.fixed_ms + self.slope_ms * layers
 
+    def at(self, hop_ms: float, layer_ms: float, load: int, is_full: bool, faults: int) -> RouteNode:
+        """The same node at other costs; `replace` takes three times as long."""
+        return RouteNode(
+            self.url,
+            self.fingerprint,
+            self.dtype,
+            self.layers,
+            self.n_layers,
+            self.context_length,
+            self.can_be_cut,
+            hop_ms,
+            layer_ms,
+            load,
+            is_full,
+            faults,
+        )
+
     @classmethod
     def from_status(cls, url: str, status: dict[str, Any], **costs: Any) -> RouteNode | None:
         """The node that `/status` describes; None when it takes no sessions or the answer cannot be read."""
@@ -83,6 +100,7 @@ class RouteNode:
             return None
 
     def can_run(self, start: int, end: int) -> bool:
+        """What `plan` asks of many nodes at once."""
         if self.can_be_cut:
             return self.layers.start <= start < end <= self.layers.end
         return (self.layers.start, self.layers.end) == (start, end)
@@ -131,7 +149,8 @@ def plan(
         if node.fingerprint == fingerprint and node.dtype == dtype and node.context_length >= context_length
     ]
     joints = sorted({0, n_layers, *(n.layers.start for n in usable), *(min(n.layers.end, n_layers) for n in usable)})
-    costs = _cheapest(usable, joints)
+    table = _Table(usable)
+    costs = _cheapest(table, joints)
     last = len(joints) - 1
     best = np.full(last + 1, np.inf)
     best[last] = 0.0
@@ -147,11 +166,7 @@ def plan(
         # Of ways that are equally good the one that reaches farthest, so that `prefer` chooses among like nodes.
         there = here + 1 + int(np.flatnonzero(totals <= best[here] + SAME_MS)[-1])
         start, end = joints[here], joints[there]
-        equal = [
-            node
-            for node in usable
-            if node.can_run(start, end) and node.cost_ms(end - start) <= costs[here, there] + SAME_MS
-        ]
+        equal = table.within(start, end, costs[here, there] + SAME_MS)
         node = prefer(equal) if prefer is not None else equal[0]
         chosen.append(node)
         hops.append(Hop(node.url, LayerRange(start, end)))
@@ -159,7 +174,29 @@ def plan(
     return Route(tuple(hops), fingerprint, has_full_node=any(node.is_full for node in chosen))
 
 
-def _cheapest(nodes: Sequence[RouteNode], joints: Sequence[int]) -> npt.NDArray[np.float64]:
+class _Table:
+    """The nodes in columns: of a thousand, a look at each for every hop is what a plan would mostly take."""
+
+    def __init__(self, nodes: Sequence[RouteNode]) -> None:
+        self.nodes = nodes
+        self.start = np.array([node.layers.start for node in nodes], dtype=np.int64)
+        self.end = np.array([node.layers.end for node in nodes], dtype=np.int64)
+        self.can_be_cut = np.array([node.can_be_cut for node in nodes], dtype=bool)
+        self.fixed = np.array([node.fixed_ms for node in nodes])
+        self.slope = np.array([node.slope_ms for node in nodes])
+
+    def within(self, start: int, end: int, most_ms: float) -> list[RouteNode]:
+        """Those that run these layers at that cost or less, in their order."""
+        can = np.where(
+            self.can_be_cut,
+            (self.start <= start) & (self.end >= end),
+            (self.start == start) & (self.end == end),
+        )
+        found = np.flatnonzero(can & (self.fixed + self.slope * (end - start) <= most_ms))
+        return [self.nodes[index] for index in found.tolist()]
+
+
+def _cheapest(table: _Table, joints: Sequence[int]) -> npt.NDArray[np.float64]:
     """[J, J]: the cost of the layers between two joints on the one node that runs them cheapest; inf where none can.
 
     Nodes of the same layers are taken together first, each number of layers for itself. A node that holds more than
@@ -172,11 +209,11 @@ def _cheapest(nodes: Sequence[RouteNode], joints: Sequence[int]) -> npt.NDArray[
     distinct, which = np.unique(lengths, return_inverse=True)
     which = which.reshape(count, count)
     found: npt.NDArray[np.float64] = np.full((count, count, len(distinct)), np.inf)
-    cuttable = [node for node in nodes if node.can_be_cut]
-    if cuttable:
-        fixed = np.array([node.fixed_ms for node in cuttable])
-        slope = np.array([node.slope_ms for node in cuttable])
-        spans = np.array([place[n.layers.start] * count + place[min(n.layers.end, joints[-1])] for n in cuttable])
+    cuttable = table.can_be_cut
+    if cuttable.any():
+        fixed, slope = table.fixed[cuttable], table.slope[cuttable]
+        starts, ends = table.start[cuttable], np.minimum(table.end[cuttable], joints[-1])
+        spans = np.searchsorted(at, starts) * count + np.searchsorted(at, ends)
         order = np.argsort(spans, kind="stable")
         kinds, begins = np.unique(spans[order], return_index=True)
         values = fixed[order, None] + slope[order, None] * distinct[None, :]
@@ -188,8 +225,9 @@ def _cheapest(nodes: Sequence[RouteNode], joints: Sequence[int]) -> npt.NDArray[
             np.minimum(found[:, end], found[:, end + 1], out=found[:, end])
     rows, columns = np.indices((count, count))
     costs: npt.NDArray[np.float64] = np.where(rows < columns, found[rows, columns, which], np.inf)
-    for node in nodes:
-        if not node.can_be_cut and node.layers.end in place:
+    for index in np.flatnonzero(~cuttable).tolist():
+        node = table.nodes[index]
+        if node.layers.end in place:
             start, end = place[node.layers.start], place[node.layers.end]
             costs[start, end] = min(costs[start, end], node.cost_ms(node.layers.end - node.layers.start))
     return costs

@@ -60,6 +60,12 @@ class NodeSpeeds:
         speed = self._believed(url)
         return None if speed is None else speed.layer
 
+    def known(self) -> dict[str, tuple[float | None, float | None]]:
+        """`hop_ms` and `layer_ms` of every node of which something is known; a plan over many nodes asks once."""
+        now = self._clock()
+        speeds = list(self._speeds.items())
+        return {url: (one.hop, one.layer) for url, one in speeds if now - one.at <= BELIEVED_SECONDS}
+
     def expected_seconds(self, url: str, layers: int, tokens: int) -> float:
         """How long a step will take, as far as it is known: 0 when nothing is."""
         speed = self._believed(url)

@@ -8,20 +8,22 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from generation.directory import NodeDirectory
 from generation.handover import HandingOver
 from generation.job import HopTimes, Job, LoopSettings, Progress
 from generation.pipeline import Pipeline
 from generation.route import Hop, Route
+from generation.threads import Threads
 from nodes.client import StepAnswer
 from nodes.errors import HandoverFailed, MeshnetError, NodeProtocolError
-from nodes.framing import Payload
-from nodes.sampling import TokenLogprobs
+from nodes.payload import Payload
+from nodes.sampling_parameters import TokenLogprobs
 from nodes.wire import StepHeaders
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class Steps:
         job: Job,
         progress: Progress,
         clock: Callable[[], float] = time.monotonic,
+        threads: Threads | None = None,
     ) -> None:
         self._directory = directory
         self._embedder = embedder
@@ -69,6 +72,7 @@ class Steps:
         self._job = job
         self._progress = progress
         self._clock = clock
+        self._threads = threads
         self._handing_over = HandingOver(directory, settings, progress, clock)
         #: Of the token that was chosen last, if they were asked for and the tail knows them.
         self.logprobs: TokenLogprobs | None = None
@@ -103,7 +107,7 @@ class Steps:
             passed()
 
         stages = [partial(self._through, route, hop) for hop in route.hops]
-        Pipeline(stages).run(_pieces(pieces, total), told)
+        Pipeline(stages, threads=self._threads).run(_pieces(pieces, total), told)
         return new
 
     def close(self) -> None:
@@ -163,7 +167,11 @@ class Steps:
         return max(self._settings.step_patience, PATIENCE_FACTOR * expected)
 
     def _history(self, ids: list[int]) -> torch.Tensor | None:
-        return torch.tensor([ids]) if self._job.sampling.needs_history else None
+        if not self._job.sampling.needs_history:
+            return None
+        import torch  # here, so that a simulation of many heads drives this loop without it
+
+        return torch.tensor([ids])
 
     def _headers(self, hop: Hop, route: Route, past_len: int, fresh: bool) -> StepHeaders:
         cached = self._progress.cached

@@ -22,15 +22,15 @@ from nodes.connections import PROBE_SECONDS, NodePool, NodeTLSPool
 from nodes.errors import BY_CODE, BadRequest, MeshnetError, NodeProtocolError, NodeTimeout, NodeUnreachable
 from nodes.exchange import Reply, TooLong, exchange
 from nodes.handover import Letter
+from nodes.sampling_parameters import TokenLogprobs
 from nodes.wire import StepHeaders, Timings
 
 if TYPE_CHECKING:
     import torch
 
-    from nodes.framing import Payload
     from nodes.networks import NodeNetworks
+    from nodes.payload import Payload
     from nodes.runtime import NodeRuntime
-    from nodes.sampling import TokenLogprobs
 
 #: What is read of a JSON answer at most; the list of some thousand sessions is the longest.
 MAX_JSON_BYTES = 16 * 1024 * 1024
@@ -157,8 +157,6 @@ class HttpNodeClient:
             text = said.get("text")
             logprobs = None
             if said.get("logprobs") is not None:
-                from nodes.sampling import TokenLogprobs
-
                 try:
                     logprobs = TokenLogprobs.from_json(said["logprobs"])
                 except ValueError as error:

@@ -25,6 +25,7 @@ class NodeFleet(Sequence[NodeClient]):
         self._lock = threading.Lock()
         self._every: dict[str, NodeClient] = dict(self._fixed)
         self._members: tuple[NodeClient, ...] = tuple(fixed)
+        self._names: frozenset[str] = frozenset()  # of the announced members
 
     def client(self, url: str) -> NodeClient:
         """Raises NotFound for a node that was never known here."""
@@ -41,7 +42,7 @@ class NodeFleet(Sequence[NodeClient]):
     def add(self, url: str) -> None:
         """A node has just announced itself."""
         with self._lock:
-            if url not in self._fixed:
+            if url not in self._fixed and url not in self._names:  # mostly it is known: each beat says so
                 self._set(self._announced() | {url})
 
     def drop(self, url: str) -> None:
@@ -68,6 +69,7 @@ class NodeFleet(Sequence[NodeClient]):
             if url in self._every:
                 found.append(self._every[url])
         self._members = (*self._fixed.values(), *found)
+        self._names = frozenset(client.url for client in found)
 
     @overload
     def __getitem__(self, index: int) -> NodeClient: ...

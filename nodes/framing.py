@@ -6,7 +6,6 @@ Never pickle: safetensors holds names, shapes, dtypes and raw bytes, and nothing
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -16,6 +15,7 @@ from safetensors.torch import load
 
 from nodes.errors import BadRequest
 from nodes.handover import LONGEST_BYTES
+from nodes.payload import Payload
 
 HIDDEN = "hidden_states"
 TOKEN_IDS = "token_ids"  # noqa: S105  # a tensor's name, not a password
@@ -24,21 +24,6 @@ HANDOVER = "handover"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-@dataclass(frozen=True)
-class Payload:
-    """The tensors of one step.
-
-    hidden: [1, T, hidden size] in the mesh's dtype. token_ids: [1, T] int64, only to the tail. sampling: the JSON
-    object of `docs/protocol.md`, only to the tail; None is greedy. handover: the JSON object of `nodes/handover.py`, of
-    a step that the nodes hand over to each other; token_ids and sampling then travel to the tail through all of them.
-    """
-
-    hidden: torch.Tensor
-    token_ids: torch.Tensor | None = None
-    sampling: dict[str, Any] | None = None
-    handover: dict[str, Any] | None = None
 
 
 def encode(payload: Payload) -> bytes:

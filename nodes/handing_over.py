@@ -21,7 +21,7 @@ from nodes.successors import Successors
 from nodes.wire import StepHeaders
 
 if TYPE_CHECKING:
-    from nodes.framing import Payload
+    from nodes.payload import Payload
     from nodes.runtime import NodeRuntime
 
 #: A head that is stuck or gone does not hold a thread for longer. Who still waits asks again.

@@ -9,16 +9,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodes.errors import BadRequest
 from nodes.json_fields import known_fields, text, whole
 from nodes.layers import LayerRange
 from nodes.networks import split_url
+from nodes.sampling_parameters import TokenLogprobs
 from nodes.wire import Timings
-
-if TYPE_CHECKING:
-    from nodes.sampling import TokenLogprobs
 
 #: Nodes of one route; more than any model has use for.
 MOST_HOPS = 64
@@ -175,8 +173,6 @@ class Letter:
         if token_id is not None:
             token_id = whole(body, "token_id", 0, 2**31)
         if logprobs is not None:
-            from nodes.sampling import TokenLogprobs  # here, so that commands that never compute do not load torch
-
             try:
                 logprobs = TokenLogprobs.from_json(logprobs)
             except ValueError as error:

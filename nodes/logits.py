@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from nodes.sampling import Sampling
+    from nodes.sampling_parameters import Sampling
 
 
 def processed(logits: torch.Tensor, sampling: Sampling, history: Sequence[int]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from nodes.sampling import Sampling
+    from nodes.sampling_parameters import Sampling
 
 #: Tokens whose probability is below that of the best one times e^-REACH are ranked only when needed.
 REACH = 10.0

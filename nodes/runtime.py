@@ -19,13 +19,13 @@ from nodes.client import NodeClient, StepAnswer
 from nodes.engine import Engine
 from nodes.engine_embedder import EngineEmbedder
 from nodes.errors import BadRequest, Busy, Draining, MeshnetError, NotFound, WrongLayers, WrongModel
-from nodes.framing import Payload
 from nodes.handing_over import HandingOver
 from nodes.kv_sessions import SessionCacheStore
 from nodes.layers import LayerRange
 from nodes.limits import HELD_PER_SLOT, changed_limits
+from nodes.payload import Payload
 from nodes.process import resident_bytes, versions
-from nodes.sampling import Sampling
+from nodes.sampling_parameters import Sampling
 from nodes.shard import Embedder, ModelShard
 from nodes.step import Step, StepResult
 from nodes.step_queue import StepQueue

@@ -10,7 +10,7 @@ import torch
 
 from nodes.kv_sessions import SessionCacheEntry
 from nodes.layers import LayerRange
-from nodes.sampling import Sampling, TokenLogprobs
+from nodes.sampling_parameters import Sampling, TokenLogprobs
 from nodes.wire import Timings
 
 

@@ -20,7 +20,7 @@ from nodes.framing import is_finite
 from nodes.kv_sessions import SessionCacheStore
 from nodes.layers import LayerRange
 from nodes.packing import Part
-from nodes.sampling import Sampling
+from nodes.sampling_parameters import Sampling
 from nodes.shard import ModelShard
 from nodes.step import Chosen, Step, StepResult
 from nodes.wire import Timings

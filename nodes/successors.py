@@ -26,7 +26,7 @@ from nodes.handover import NextHop
 from nodes.wire import StepHeaders
 
 if TYPE_CHECKING:
-    from nodes.framing import Payload
+    from nodes.payload import Payload
 
 #: Nodes to which connections are kept. A head names the URLs; which of them are spoken to, `connect` decides.
 MOST_CLIENTS = 64

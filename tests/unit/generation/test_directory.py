@@ -375,3 +375,27 @@ def test_without_a_thread_what_is_known_will_do_and_the_next_look_asks(
     assert client.asked == 1
     assert urls(nodes.ready(fresh=True)) == [A]
     assert client.asked == 2
+
+
+def test_many_nodes_are_asked_less_often(clock: Clock) -> None:
+    looks: list[int] = []
+
+    def fetch(clients: Any) -> list[NodeSnapshot]:
+        looks.append(len(clients))
+        return [NodeSnapshot(client.url, client.status(timeout=1), None, None, "ready") for client in clients]
+
+    def looked_after(count: int, seconds: float) -> bool:
+        """Whether the second of two plans so far apart asks all these nodes."""
+        looks.clear()
+        clients = [FakeClient(f"http://{number}") for number in range(count)]
+        nodes = NodeDirectory(clients, clock=clock, fetch=fetch)  # type: ignore[arg-type]
+        nodes.ready()
+        clock.advance(seconds)
+        nodes.ready()
+        wait_until(lambda: nodes._flight is None)
+        return len(looks) == 2
+
+    assert looked_after(400, FRESH_SECONDS + 0.1)
+    assert not looked_after(1000, 4.9)
+    assert looked_after(1000, 5.1)
+    assert looked_after(5000, 7.6), "news of 15 s count no more"

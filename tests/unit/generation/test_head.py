@@ -331,6 +331,27 @@ def test_a_full_node_is_waited_for_and_slots_elsewhere_are_given_back(toy_folder
     assert (progress.cache_misses, progress.failovers) == (0, 0)
 
 
+def test_a_node_that_was_not_heard_of_since_it_failed_is_not_told_to_free_a_slot(
+    mesh: Mesh, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    for client in mesh.clients:
+        give_back = client.give_back
+        monkeypatch.setattr(
+            client, "give_back", lambda *a, url=client.url, give=give_back, **k: (told.append(url), give(*a, **k))
+        )
+
+    def full(client: FaultyClient, headers: StepHeaders, payload: Payload) -> StepAnswer:
+        mesh.mesh.directory.failed("local:0")
+        raise Busy()
+
+    mesh.clients[2].faults[1] = full
+    ids, progress = mesh.run(wait=lambda seconds: None)
+    assert ids == expected
+    assert told == ["local:1", "local:2"]
+    assert "local:0" in progress.touched, "it is released with the others at the end"
+
+
 def test_who_waits_for_a_slot_is_not_turned_away_by_layers_that_are_gone_for_a_moment(
     toy_folder: Any, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

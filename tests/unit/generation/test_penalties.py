@@ -70,3 +70,13 @@ def test_some_faults_are_held_for_longer_than_others(clock: Clock) -> None:
     assert ways.faults(NODE) == 2
     clock.advance(2)
     assert ways.faults(NODE) == 0
+
+
+def test_all_faults_that_are_held_can_be_asked_for_at_once(clock: Clock) -> None:
+    penalties = Penalties(clock=clock)
+    assert penalties.held() == {}
+    penalties.fail("http://old")
+    clock.advance(FIRST_SECONDS)
+    penalties.fail(NODE)
+    penalties.fail(NODE)
+    assert penalties.held() == {NODE: 2}

@@ -53,3 +53,14 @@ def test_a_node_that_started_anew_is_measured_anew(clock: Clock) -> None:
     speeds.add(NODE, 1, 1, 10.0, Timings(0.0, 10.0))
     speeds.forget(NODE)
     assert speeds.layer_ms(NODE) is None
+
+
+def test_all_that_is_known_can_be_asked_for_at_once(clock: Clock) -> None:
+    speeds = NodeSpeeds(clock=clock)
+    speeds.add("http://old", 1, 1, 4.0, Timings(0.0, 3.0))
+    clock.advance(BELIEVED_SECONDS)
+    speeds.add(NODE, 1, 1, 3.0, Timings(0.0, 2.0))
+    speeds.add("http://prompt", 2, 100, 200.0, Timings(0.0, 200.0))
+    assert speeds.known() == {"http://old": (1.0, 3.0), NODE: (1.0, 2.0), "http://prompt": (None, None)}
+    clock.advance(1.0)
+    assert set(speeds.known()) == {NODE, "http://prompt"}

@@ -34,6 +34,7 @@ COMMANDS = {
     "mesh": ["mesh", "--shards", "0"],
     "fetch_model": ["fetch_model", "/nowhere"],
     "bench": ["bench", "--only", "nothing"],
+    "simulate": ["simulate", "--quick", "--nodes", "5", "--only", "memory"],
 }
 NEED_A_DATABASE = ("migrate", "prune_generations", "api_key", "cancel_generation")
 

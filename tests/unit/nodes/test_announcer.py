@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,15 @@ import pytest
 
 from nodes import announcer as module
 from nodes.announcement import Announcement
-from nodes.announcer import LONGEST_PAUSE_SECONDS, Announcer, HeadVoice, describe, start_announcing
+from nodes.announcer import (
+    BEAT_JITTER,
+    FAILURE_JITTER,
+    LONGEST_PAUSE_SECONDS,
+    Announcer,
+    HeadVoice,
+    describe,
+    start_announcing,
+)
 from nodes.errors import MeshnetError, NodeTimeout, NotVerified
 from nodes.kv_sessions import StoreLimits
 from nodes.layers import LayerRange
@@ -67,6 +76,18 @@ def test_a_silent_head_is_tried_again_soon_and_then_more_seldom() -> None:
     assert speaking.speak() == 5.0
     head.errors = [NodeTimeout("silent")]
     assert speaking.speak() == 0.5, "the row began anew"
+
+
+def test_nodes_that_began_together_come_apart() -> None:
+    def pauses(seed: int) -> list[float]:
+        head = FakeHead(errors=[NodeTimeout("silent") for _ in range(3)])
+        speaking = HeadVoice(head, announcement, 5.0, rng=random.Random(seed))  # noqa: S311
+        return [speaking.turn() for _ in range(4)]
+
+    some, others = pauses(1), pauses(2)
+    assert all(one != other for one, other in zip(some, others, strict=True))
+    for one in (*zip(some, (0.5, 1.0, 2.0, 5.0), strict=True), *zip(others, (0.5, 1.0, 2.0, 5.0), strict=True)):
+        assert one[1] * (1 - (BEAT_JITTER if one[1] == 5.0 else FAILURE_JITTER)) <= one[0] <= one[1]
 
 
 def test_a_slow_beat_is_not_made_quicker_by_a_failure() -> None:

@@ -81,3 +81,15 @@ def test_iterating_goes_over_the_nodes_of_one_moment() -> None:
         seen.append(client.url)
         nodes.follow([])
     assert seen == ["http://f", "http://a", "http://b"]
+
+
+def test_a_beat_of_a_known_node_changes_nothing() -> None:
+    nodes, connected = fleet()
+    nodes.follow(["http://a", "http://b"])
+    members = nodes[:]
+    nodes.add("http://a")
+    assert nodes[:] is members, "a thousand nodes beat two hundred times a second"
+    nodes.drop("http://a")
+    nodes.add("http://a")
+    assert urls(nodes) == ["http://a", "http://b"]
+    assert connected == ["http://a", "http://b"]

@@ -208,6 +208,12 @@ class ModelUnavailable(MeshnetError):
     code = "model_unavailable"
 
 
+class SplitRefused(MeshnetError):
+    """The model cannot be cut into so many stages on these machines."""
+
+    code = "split_refused"
+
+
 #: What a node or head may answer, by code: the client turns an answer's JSON back into the class that made it.
 BY_CODE: dict[str, type[MeshnetError]] = {
     cls.code: cls

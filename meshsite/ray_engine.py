@@ -64,7 +64,7 @@ class _Replica:
 
 
 class RayEngine:
-    """A NodeEngine (meshsite/engine.py). `folder` is the project's path on every machine, `var_dir` its var folder's."""
+    """A NodeEngine (meshsite/engine.py). `folder` and `var_dir` are paths on every machine."""
 
     def __init__(
         self,

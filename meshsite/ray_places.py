@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from meshsite.engine import NodeSpec
 from nodes.amounts import human_bytes
 
 #: Costs more than any number of copies that share a machine.
 _NEVER = 1_000_000.0
-#: Ray takes memory in whole bytes and processors in thousandths.
+#: Ray counts in thousandths.
 _SMALLEST_CPUS = 0.001
+_MOST_CPUS = 1.0
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,14 @@ class Room:
 
     @classmethod
     def of(cls, spec: NodeSpec) -> Room:
-        return cls(max(spec.cpus, _SMALLEST_CPUS), spec.gpus, max(0, spec.memory_bytes))
+        """What is asked of Ray for a node.
+
+        One processor at most, though it computes with all that were planned for it: processors can be shared, and a
+        lost machine's nodes must find room beside others. Memory and GPUs cannot. A node on a GPU has its weights and
+        caches in that GPU's memory, which Ray does not count.
+        """
+        gpus = float(ceil(spec.gpus)) if spec.gpus > 1 else spec.gpus
+        return cls(min(max(spec.cpus, _SMALLEST_CPUS), _MOST_CPUS), gpus, 0 if gpus else max(0, spec.memory_bytes))
 
     @classmethod
     def from_resources(cls, resources: Mapping[str, float]) -> Room:

@@ -1,14 +1,15 @@
-"""`manage.py mesh`: a local mesh of one head and some nodes, in the foreground.
+"""`manage.py mesh`: a mesh of heads on this machine and nodes under an engine, in the foreground.
 
 1. Refuse what cannot work: another mesh on this var folder, taken ports, more shards than layers.
 2. Fetch the model if it is missing, migrate, make this start's key, secrets and admin user.
-3. Start nodes and head under a supervisor, wait until all answer, write `mesh.json`, say where everything is.
+3. Start heads and nodes, wait until all answer, write `mesh.json`, say where everything is.
 4. Look after them until Ctrl-C, SIGTERM or SIGHUP; then end them in order and remove `mesh.json`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shlex
@@ -25,9 +26,13 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connections
 
-from meshsite import local_mesh
-from meshsite.local_mesh import MeshRefused, Plan, Secrets
+from meshsite import engines, local_mesh
+from meshsite.engine import EngineRefused, NodeEngine
+from meshsite.launcher import Launcher
+from meshsite.local_mesh import MeshRefused, Plan, Seating, Secrets
+from meshsite.mesh_processes import head_specs, node_specs
 from meshsite.parent_death import follow_parent
+from meshsite.replicas import Replicas
 from meshsite.stop_signals import StopSignals
 from meshsite.supervisor import ChildSpec, StartFailed, Supervisor
 from nodes.errors import ModelUnavailable
@@ -44,18 +49,28 @@ class Stopped(Exception):  # reads as what happened
 
 
 class Command(BaseCommand):
-    help = "Starts a local mesh (a head, and nodes that split the layers evenly) in the foreground until Ctrl-C."
+    help = "Starts a mesh (a head, and nodes that share the layers) in the foreground until Ctrl-C."
     # The children check the settings as they will see them; what is set for this process is not what they get.
     requires_system_checks: list[str] = []  # noqa: RUF012  # Django's own declaration
 
     #: Exchanged by tests, which start cheap children and ask for the stop themselves.
-    child_specs: Callable[..., list[ChildSpec]] = staticmethod(local_mesh.child_specs)
+    head_specs: Callable[..., list[ChildSpec]] = staticmethod(head_specs)
+    engine: Callable[..., NodeEngine] | None = None
     signals: Callable[[], Any] = StopSignals
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--model", default=None, help="Name, folder or hub id. Default: MESHNET_MODEL.")
         parser.add_argument("--shards", type=int, default=2, help="How many nodes share the layers (2).")
+        parser.add_argument("--layers", default=None, help="The stretches themselves, such as 0:10,10:30.")
         parser.add_argument("--replicas", type=int, default=1, help="How many nodes hold each stretch of layers (1).")
+        parser.add_argument("--heads", type=int, default=1, help="How many heads answer, on one database (1).")
+        parser.add_argument(
+            "--engine",
+            choices=engines.NAMES,
+            default="local",
+            help="What runs the nodes: this machine, or Ray (local).",
+        )
+        parser.add_argument("--address", default="auto", help="Address of the Ray cluster (auto).")
         parser.add_argument("--port", type=int, default=8000, help="The head's port (8000); nodes take the next ones.")
         parser.add_argument(
             "--json", action="store_true", help="Print one line of JSON when ready, the rest to stderr."
@@ -72,7 +87,7 @@ class Command(BaseCommand):
                 self._run(options, stop)
         except Stopped:
             self._say("Stopped before the mesh was ready.")
-        except (MeshRefused, StartFailed) as error:
+        except (MeshRefused, StartFailed, EngineRefused) as error:
             raise CommandError(str(error)) from None
         except ModelUnavailable as error:
             raise CommandError(error.detail) from None
@@ -81,30 +96,49 @@ class Command(BaseCommand):
 
     def _run(self, options: dict[str, Any], stop: Any) -> None:
         var_dir: Path = settings.MESHNET_VAR_DIR
+        if self.engine is None:
+            engines.check(options["engine"])
         model, name, folder = self._model(options["model"] or settings.MESHNET_MODEL, options, stop)
         plan = _plan(model, layer_count(folder), options)
         local_mesh.check_ports(plan)
         made = Secrets()
         mesh = self._prepare(plan, made)
-        specs = self.child_specs(plan, made, os.environ, cores=_cores())
+        engine = self._engine(options)(plan, made, os.environ, self._say)
+        seating = Seating(plan)
+        replicas = Replicas(
+            engine,
+            lambda number: node_specs(plan, made, os.environ, seating.seats(number), cores=engines.cores()),
+            self._say,
+            wanted=plan.replicas,
+            most=local_mesh.MOST_REPLICAS,
+        )
         if stop.wait(0):
             raise Stopped()
         stretches = ", ".join(str(layers) for layers in plan.stretches)
         each = "" if plan.replicas == 1 else f", {plan.replicas} to each stretch,"
-        self._say(f"Starting a head and {len(plan.layers)} nodes{each} with the layers {stretches} of {name} …")
-        with Supervisor(specs, var_dir / "logs", self._say) as supervisor:
+        heads_of = "a head" if plan.heads == 1 else f"{plan.heads} heads"
+        self._say(f"Starting {heads_of} and {len(plan.layers)} nodes{each} with the layers {stretches} of {name} …")
+        with Supervisor(self.head_specs(plan, made, os.environ), var_dir / "logs", self._say) as heads:
+            launcher = Launcher(heads, engine, replicas, self._say)
             try:
-                if not supervisor.wait_until_ready(stop.wait):
+                if not launcher.start(stop.wait):
                     raise Stopped()
                 mesh.write(var_dir)
-                self._announce(plan, mesh, name, supervisor)
+                self._announce(plan, mesh, name, launcher.pids())
                 while not stop.wait(WATCH_SECONDS):
-                    supervisor.step()
+                    launcher.step()
                 self._say("Ending the mesh …")
             finally:
                 local_mesh.remove_mesh_file(var_dir)
-                supervisor.stop(stop.wait)
+                launcher.stop(stop.wait)
         self._say("The mesh has ended.")
+
+    def _engine(self, options: dict[str, Any]) -> Callable[..., NodeEngine]:
+        if self.engine is not None:
+            return self.engine
+        if options["engine"] == "ray":
+            return functools.partial(engines.ray_engine, address=options["address"])
+        return engines.local_engine
 
     def _model(self, model: str, options: dict[str, Any], stop: Any) -> tuple[str, str, Path]:
         """What MESHNET_MODEL is set to, the name for clients, and the folder; fetched first when it is missing."""
@@ -115,7 +149,7 @@ class Command(BaseCommand):
             if model != DEFAULT_MODEL and not is_hub_id(model):
                 raise
             # What can be refused before minutes of fetching is refused now; the number of layers is not known yet.
-            local_mesh.check_ports(_plan(model, max(options["shards"], 1), options))
+            local_mesh.check_ports(_plan(model, None, options))
             self._say(f"The model {model} is not here yet.")
             self._fetch(model, stop)
             name, folder, commit = locate(model, var_dir, download=False)
@@ -153,13 +187,12 @@ class Command(BaseCommand):
 
         self._say("Migrating the database …")
         call_command("migrate", interactive=False, verbosity=0)
-        key = local_access.prepare(plan.head_url, plan.node_urls, made.admin_password)
+        key = local_access.prepare(plan.head_urls, plan.node_urls, made.admin_password)
         connections.close_all()
         return local_mesh.mesh_file(plan, made, key, local_access.ADMIN_USER)
 
-    def _announce(self, plan: Plan, mesh: MeshFile, name: str, supervisor: Supervisor) -> None:
+    def _announce(self, plan: Plan, mesh: MeshFile, name: str, pids: dict[str, int]) -> None:
         if self._json:
-            pids = {child.spec.name: child.process.pid for child in supervisor.children if child.process is not None}
             line = {**mesh.as_json(), "model": name, "pids": {"mesh": os.getpid(), **pids}}
             self.stdout.write(json.dumps(line))
             self.stdout.flush()
@@ -192,7 +225,7 @@ class Command(BaseCommand):
 
 def nodes_line(plan: Plan) -> str:
     """Which nodes stand in for each other: `0:15 node1, node2; 15:30 node3, node4`."""
-    nodes = local_mesh.names(plan)[1:]
+    nodes = [seat.name for seat in plan.seats]
     groups = [nodes[start : start + plan.replicas] for start in range(0, len(nodes), plan.replicas)]
     return "; ".join(f"{layers} {', '.join(group)}" for layers, group in zip(plan.stretches, groups, strict=True))
 
@@ -209,18 +242,20 @@ def curl_line(mesh: MeshFile, model: str) -> str:
     return shlex.join(words)
 
 
-def _plan(model: str, n_layers: int, options: dict[str, Any]) -> Plan:
+def _plan(model: str, n_layers: int | None, options: dict[str, Any]) -> Plan:
+    """`n_layers` is None as long as the model is not here."""
+    if not 1 <= options["heads"] <= local_mesh.MOST_HEADS:
+        raise MeshRefused(f"--heads {options['heads']}: a mesh has 1 to {local_mesh.MOST_HEADS} heads.")
+    layers = options["layers"]
     return local_mesh.make_plan(
         model,
-        n_layers,
+        max(options["shards"], 1) if n_layers is None else n_layers,
         options["shards"],
         options["port"],
         settings.MESHNET_VAR_DIR,
         settings.BASE_DIR,
         replicas=options["replicas"],
+        heads=options["heads"],
+        stretches=None if layers is None else local_mesh.parse_stretches(layers, n_layers),
+        local_nodes=options["engine"] == "local",
     )
-
-
-def _cores() -> int:
-    """Cores that this process may use; a container is often given a few of many."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

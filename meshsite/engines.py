@@ -39,12 +39,22 @@ def check(name: str) -> None:
         )
 
 
-def ray_engine(plan: Plan, made: Secrets, environ: Mapping[str, str], say: Say, *, address: str = "auto") -> NodeEngine:
-    """Raises EngineRefused where the cluster cannot be reached."""
-    from meshsite.ray_engine import RayEngine
+def ray_engine(plan: Plan, made: Secrets, environ: Mapping[str, str], say: Say, *, address: str = "") -> NodeEngine:
+    """Raises EngineRefused where the cluster cannot be reached, or nodes and heads could not reach each other."""
+    from django.conf import settings
 
-    engine: NodeEngine = RayEngine(address, plan, made, environ, say)
-    return engine
+    from meshsite.ray_start import start_ray_engine
+
+    return start_ray_engine(
+        address,
+        folder=plan.base_dir,
+        var_dir=plan.var_dir,
+        head_url=plan.head_url,
+        networks=settings.MESHNET_NODE_NETWORKS,
+        plain_http=settings.MESHNET_PLAIN_HTTP,
+        environ=environ,
+        say=say,
+    )
 
 
 def cores() -> int:

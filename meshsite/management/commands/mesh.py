@@ -70,7 +70,12 @@ class Command(BaseCommand):
             default="local",
             help="What runs the nodes: this machine, or Ray (local).",
         )
-        parser.add_argument("--address", default="auto", help="Address of the Ray cluster (auto).")
+        parser.add_argument(
+            "--address",
+            default="",
+            help="Of the Ray cluster: host:port, or auto for the one that runs on this machine. Default: RAY_ADDRESS; "
+            "without it one is started here, for this mesh alone.",
+        )
         parser.add_argument("--port", type=int, default=8000, help="The head's port (8000); nodes take the next ones.")
         parser.add_argument(
             "--json", action="store_true", help="Print one line of JSON when ready, the rest to stderr."

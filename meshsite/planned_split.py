@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from django.conf import settings
 
 from meshsite.engine import EngineRefused
 from nodes.layers import LayerRange
@@ -50,26 +52,33 @@ def plan_split(
 ) -> list[PlannedStage]:
     """The stages in the order of their layers. Takes seconds. Raises EngineRefused with the reason.
 
+    `shards` does not matter where `layers` names the stretches.
+
     `environ` is what settings are read from (MESHNET_VAR_DIR, MESHNET_KV_MAX_SESSIONS, …); by default this process's.
+    The names of machines need not be ones that an operator could type: the command gets numbers.
     """
+    if not machines:
+        raise EngineRefused("There is no machine to hold layers.")  # the command would take this one
     cut = ["--layers", ",".join(map(str, layers))] if layers is not None else ["--shards", str(shards)]
     context = ["--context", str(context_length)] if context_length else []
+    numbered = [replace(machine, name=str(index)) for index, machine in enumerate(machines)]
     command = [
         *(sys.executable, "manage.py", "mesh_plan", "--json", "--model", model, "--dtype", dtype),
         *("--replicas", str(replicas), *cut, *context),
-        *(word for machine in machines for word in ("--machine", machine_text(machine))),
+        *(word for machine in numbered for word in ("--machine", machine_text(machine))),
     ]
     done = run(
         command,
         cwd=ROOT,
-        env=dict(os.environ if environ is None else environ),
+        env={**os.environ, "MESHNET_VAR_DIR": str(settings.MESHNET_VAR_DIR)} if environ is None else dict(environ),
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
         raise EngineRefused(_reason(done.stderr))
-    return [_stage(stage) for stage in json.loads(done.stdout)["stages"]]
+    names = [machine.name for machine in machines]
+    return [_stage(stage, names) for stage in json.loads(done.stdout)["stages"]]
 
 
 def machine_text(machine: Machine) -> str:
@@ -78,21 +87,24 @@ def machine_text(machine: Machine) -> str:
     return f"{size},cpus={machine.cpus:.6g},gpus={machine.gpus:.6g}"
 
 
-def _stage(found: dict[str, Any]) -> PlannedStage:
+def _stage(found: dict[str, Any], names: Sequence[str]) -> PlannedStage:
+    machines = tuple(names[int(number)] for number in found["machines"])
     return PlannedStage(
         layers=LayerRange.parse(found["layers"]),
-        machine=found["machines"][0],
+        machine=machines[0],
         memory_bytes=found["memory_bytes"],
         cpus=found["cpus"],
         gpus=found["gpus"],
         weight_bytes=found["weight_bytes"],
         cache_bytes=found["cache_bytes"],
-        machines=tuple(found["machines"]),
+        machines=machines,
     )
 
 
 def _reason(stderr: str) -> str:
-    """What the command said, without the name of its kind."""
+    """What the command said, without the name of the error."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    said = lines[-1] if lines else "it said nothing"
-    return said.removeprefix("CommandError: ").rpartition("error: ")[2]
+    said = lines[-1] if lines else "mesh_plan ended without a word."
+    for start in ("CommandError: ", "manage.py mesh_plan: error: "):
+        said = said.removeprefix(start)
+    return said

@@ -1,8 +1,9 @@
 """How a model is cut into stages for given machines. Pure functions over numbers: no torch, no database, no clock.
 
 A decode step reads every weight of a stage once, so a stage takes its weights' bytes (the tail's norm and output head
-among them) by the speed of its machine. The cut is the one whose slowest stage is as fast as possible, since that is
-what many sessions wait for; among those, the one that takes a single session the least time.
+among them) by the speed of its machine, and for each layer what its Python takes, however small the layer is. The cut
+is the one whose slowest stage is as fast as possible, since that is what many sessions wait for; among those, the one
+that takes a single session the least time.
 
 A stage needs memory for its weights, one session of the longest text, and Python with torch. Layers that reuse keys of
 others stay with them. Stages on one machine share its speed, memory, CPUs and GPUs in equal parts; that happens when
@@ -40,7 +41,7 @@ class Costs(Protocol):
 class Stage:
     """One stage and its share of a machine. `session_bytes` is the cache of one longest text on it.
 
-    `seconds` is what its part of a decode step takes to compute.
+    `layer_seconds` is what a layer takes besides reading its weights.
     """
 
     layers: LayerRange
@@ -48,10 +49,15 @@ class Stage:
     weight_bytes: int
     session_bytes: int
     reserve_bytes: int
+    layer_seconds: float
 
     @property
     def seconds(self) -> float:
-        return self.weight_bytes / self.machine.bytes_per_second
+        """What its part of a decode step takes while the machine's other stages work too."""
+        return self.seconds_at(self.machine.bytes_per_second)
+
+    def seconds_at(self, bytes_per_second: float) -> float:
+        return self.weight_bytes / bytes_per_second + self.layers.size * self.layer_seconds
 
     @property
     def room_bytes(self) -> int:
@@ -78,6 +84,7 @@ def split(
     *,
     reserve_bytes: int,
     layers: Sequence[LayerRange] | None = None,
+    layer_seconds: float = 0.0,
 ) -> list[Stage]:
     """`shards` stages in the order of their layers; `layers` names the cut, and only the machines are chosen.
 
@@ -92,7 +99,7 @@ def split(
         )
     if not machines:
         raise SplitRefused("There is no machine to hold layers: name one.")
-    sizes = [Block(costs.weight_bytes(block), costs.bytes(block)) for block in blocks]
+    sizes = [Block(costs.weight_bytes(one), costs.bytes(one), one.size * layer_seconds) for one in blocks]
     found = best_assignment(sizes, shards, machines, reserve_bytes)
     if found is None:
         raise _refusal(costs, blocks, shards, machines, reserve_bytes)
@@ -100,7 +107,8 @@ def split(
     for first, last, machine in found:
         stretch = LayerRange(blocks[first].start, blocks[last - 1].end)
         weights = costs.weight_bytes(stretch)
-        stages.append(Stage(stretch, machine, weights, costs.bytes(stretch) - weights, reserve_bytes))
+        caches = costs.bytes(stretch) - weights
+        stages.append(Stage(stretch, machine, weights, caches, reserve_bytes, layer_seconds))
     return stages
 
 

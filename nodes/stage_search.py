@@ -20,15 +20,20 @@ from nodes.machines import Machine
 #: Blocks [first, last), and the share of the machine on which they run.
 Placed = tuple[int, int, Machine]
 #: How far above the fastest that is thinkable the search looks first: what is tight leaves few cuts to look at.
-_WIDTHS = (1.05, 1.2, 1.5, 2.0, 4.0, 16.0, inf)
+_WIDTHS = (1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0, 16.0, inf)
+#: So that sums of floats in another order do not cut off what is exactly tight.
+_ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True)
 class Block:
-    """What is not cut. `bytes` is what it takes of a stage's memory, its weights included."""
+    """What is not cut. `bytes` is what it takes of a stage's memory, its weights included; `seconds` what it takes on
+    any machine besides reading its weights.
+    """
 
     weight_bytes: int
     bytes: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -144,17 +149,16 @@ class _Search:
     def __init__(self, blocks: Sequence[Block], shards: int, slots: Sequence[_Slots], reserve_bytes: int) -> None:
         self._shards, self._slots, self._n = shards, slots, len(blocks)
         self._weights = [0, *accumulate(block.weight_bytes for block in blocks)]
+        self._fixed = [0.0, *accumulate(block.seconds for block in blocks)]
         self._bytes = [0, *accumulate(block.bytes for block in blocks)]
         self._rooms = [slot.share().memory_bytes - reserve_bytes for slot in slots]
         self._speeds = [slot.share().bytes_per_second for slot in slots]
+        self._rests: dict[tuple[int, ...], tuple[float, float]] = {}
 
     def run(self, limit: float) -> _Found | None:
         """The fastest cut whose slowest stage takes `limit` at most; None when there is none."""
-        fastest = sorted(
-            (speed for speed, slot in zip(self._speeds, self._slots, strict=True) for _ in range(slot.count)),
-            reverse=True,
-        )
-        ideal = self._weights[-1] / sum(fastest[: self._shards])
+        ideal = self._weights[-1] / self._rest((0,) * len(self._slots), self._shards)[0]
+        ideal += self._fixed[-1] / self._shards
         for width in _WIDTHS:
             bound = min(limit, ideal * width)
             worst = self._pass(bound, max)
@@ -180,7 +184,12 @@ class _Search:
                     if used[index] == slot.count:
                         continue
                     after = (*used[:index], used[index] + 1, *used[index + 1 :])
+                    most_weight, most_bytes = self._rest(after, left)
                     for last, seconds in self._ends(index, first, left, limit):
+                        if self._weights[-1] - self._weights[last] > most_weight * limit * _ROUNDING:
+                            continue
+                        if self._bytes[-1] - self._bytes[last] > most_bytes:
+                            continue
                         joined = join(value, seconds)
                         if (after, last) not in reached or joined < reached[after, last][0]:
                             reached[after, last] = (joined, state, index)
@@ -196,10 +205,28 @@ class _Search:
             at = before
         return value, tuple(reversed(stages))
 
+    def _rest(self, used: tuple[int, ...], left: int) -> tuple[float, float]:
+        """What `left` of the unused slots can take at most: weight in a second, and bytes. A bound, quick to tell."""
+        found = self._rests.get(used)
+        if found is None:
+            free = [slot.count - taken for slot, taken in zip(self._slots, used, strict=True)]
+            found = self._rests[used] = _largest(self._speeds, free, left), _largest(self._rooms, free, left)
+        return found
+
     def _ends(self, index: int, first: int, left: int, limit: float) -> Iterator[tuple[int, float]]:
         """Where a stage on one of these slots may end, with its seconds; `left` blocks at least are for others."""
         for last in range(first + 1 if left else self._n, self._n - left + 1):
             seconds = (self._weights[last] - self._weights[first]) / self._speeds[index]
+            seconds += self._fixed[last] - self._fixed[first]
             if seconds > limit or self._bytes[last] - self._bytes[first] > self._rooms[index]:
                 return
             yield last, seconds
+
+
+def _largest(values: Sequence[float], counts: Sequence[int], most: int) -> float:
+    """The sum of the `most` largest values, each of which is there so many times."""
+    total = 0.0
+    for value, count in sorted(zip(values, counts, strict=True), reverse=True):
+        total += value * min(count, most)
+        most -= min(count, most)
+    return total

@@ -34,7 +34,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--model", default=settings.MESHNET_MODEL, help="Default: MESHNET_MODEL, now %(default)s.")
         cut = parser.add_mutually_exclusive_group()
-        cut.add_argument("--shards", type=_positive, default=2, metavar="N", help="Into so many stages (2).")
+        cut.add_argument("--shards", type=_positive, metavar="N", help="Into so many stages (2).")
         cut.add_argument("--layers", type=_stretches, metavar="A:B,B:C", help="Into these stages.")
         parser.add_argument(
             "--replicas", type=_positive, default=1, metavar="R", help="How many nodes hold each stage (1)."
@@ -65,6 +65,13 @@ class Command(BaseCommand):
             metavar="MS",
             help="What the way to a node and back takes (%(default)s, one machine); add the round trip of a network.",
         )
+        parser.add_argument(
+            "--layer-ms",
+            type=_milliseconds,
+            default=mesh_plan.LAYER_MS,
+            metavar="MS",
+            help="What each layer takes besides reading its weights (%(default)s).",
+        )
         parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -82,13 +89,14 @@ class Command(BaseCommand):
             plan = mesh_plan.plan_mesh(
                 costs,
                 self._machines(options),
-                shards=options["shards"],
+                shards=options["shards"] or 2,
                 layers=options["layers"],
                 replicas=options["replicas"],
                 reserve_bytes=RESERVE_BYTES,
                 max_sessions=settings.MESHNET_KV_MAX_SESSIONS,
                 max_cache_bytes=settings.MESHNET_KV_MAX_BYTES,
                 hop_ms=options["hop_ms"],
+                layer_ms=options["layer_ms"],
             )
         except MeshnetError as error:
             raise CommandError(error.detail) from None
@@ -142,9 +150,8 @@ def _text(plan: MeshPlan, dtype: str) -> str:
             "",
             f"In {dtype}, with {plan.max_sessions} sessions of {plan.context_length} tokens as far as they fit.{each}",
             f"Expected per token of one session: {plan.token_ms:.1f} ms, {1000 / plan.token_ms:.1f} tokens/s: "
-            f"{plan.compute_ms:.1f} ms for reading the weights, and {plan.hop_ms:g} ms for each of {len(plan.stages)} "
-            "hops.",
-            f"Many sessions wait for the slowest stage: {plan.slowest_ms:.1f} ms a step.",
+            f"{plan.compute_ms:.1f} ms to compute, and {plan.hop_ms:g} ms for each of {len(plan.stages)} hops.",
+            f"Many sessions wait for the slowest stage: {plan.slowest_ms:.1f} ms a step, with every node at work.",
         ]
     )
 

@@ -93,8 +93,10 @@ def missing(folder: str) -> str:
 
 
 def survey(folder: str) -> dict[str, Any]:
-    """A Ray task: what this machine says of itself. `problem` is what it lacks; without one, `bytes_per_second` is how
-    fast it reads weights, and `gpu_bytes` the memory of the GPU that was given to the task, 0 without one.
+    """A Ray task: what this machine says of itself.
+
+    `problem` is what it lacks. Without one, `bytes_per_second` is how fast it reads weights, `cores` how many it has,
+    and `gpu_bytes` the memory of the GPU that was given to the task, 0 without one.
     """
     import subprocess
 

@@ -106,7 +106,8 @@ class RayEngine:
                 continue
             gpus = machine.room.gpus if said["gpu_bytes"] else 0.0
             memory = said["gpu_bytes"] or machine.room.memory_bytes
-            found.append(Machine(machine.name, memory, said["bytes_per_second"], machine.room.cpus, gpus))
+            cpus = min(machine.room.cpus, float(said["cores"]))
+            found.append(Machine(machine.name, memory, said["bytes_per_second"], cpus, gpus))
         if not found:
             raise EngineRefused(f"No machine of the Ray cluster can hold a node: {'; '.join(problems)}")
         for problem in problems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -10,7 +11,7 @@ SECONDS = 50.0
 
 
 def measure(folder: str) -> dict[str, Any]:
-    """Bytes per second of a decode step and, where Ray gave a GPU, that GPU's bytes.
+    """Bytes per second of a decode step, the cores and, where Ray gave a GPU, that GPU's bytes.
 
     Raises OSError, ValueError or SubprocessError when there is no measuring it.
     """
@@ -21,7 +22,7 @@ def measure(folder: str) -> dict[str, Any]:
     printed = subprocess.run(  # noqa: S603
         command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=True
     ).stdout
-    return {"bytes_per_second": float(printed), "gpu_bytes": gpu_bytes}
+    return {"bytes_per_second": float(printed), "cores": len(os.sched_getaffinity(0)), "gpu_bytes": gpu_bytes}
 
 
 def _gpu_bytes() -> int:

@@ -333,10 +333,10 @@ def test_what_does_not_end_in_time_is_killed(mesh: Mesh, clock: Clock, hurried: 
 
 def test_machines_are_those_that_can_hold_a_node(mesh: Mesh) -> None:
     mesh.cluster.surveyed = {
-        "a": {"problem": "", "bytes_per_second": 1e10, "gpu_bytes": 0},
+        "a": {"problem": "", "bytes_per_second": 1e10, "cores": 4, "gpu_bytes": 0},
         "b": {"problem": "the project is not at /project there"},
     }
-    assert mesh.engine.machines() == [Machine("machine a", 8 * GIB, 1e10, 8, 0)]
+    assert mesh.engine.machines() == [Machine("machine a", 8 * GIB, 1e10, 4, 0)]
     assert mesh.lines == ["No node can be on machine b: the project is not at /project there."]
 
 

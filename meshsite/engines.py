@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 
 from meshsite.engine import EngineRefused, NodeEngine, Say
@@ -41,9 +42,8 @@ def check(name: str) -> None:
 
 def ray_engine(plan: Plan, made: Secrets, environ: Mapping[str, str], say: Say, *, address: str = "auto") -> NodeEngine:
     """Raises EngineRefused where the cluster cannot be reached."""
-    from meshsite.ray_engine import RayEngine
-
-    engine: NodeEngine = RayEngine(address, plan, made, environ, say)
+    # By name: what it imports is an extra.
+    engine: NodeEngine = import_module("meshsite.ray_engine").RayEngine(address, plan, made, environ, say)
     return engine
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from time import monotonic
 
 from meshsite.engine import NodeEngine, Say, Stand, Wait
-from meshsite.replicas import Replicas
+from meshsite.mesh_record import MeshRecord
+from meshsite.scaler import Scaler
 from meshsite.stop_signals import SecondRequest
 from meshsite.supervisor import StartFailed, Supervisor
 
@@ -19,32 +20,34 @@ TELL_EVERY_SECONDS = 10.0
 
 
 class Launcher:
-    """`heads` and `engine` are this object's to run; `replicas` says which nodes there are."""
+    """`heads` and `engine` are this object's to run; `scaler` says which nodes there are, `record` notes them."""
 
     def __init__(
         self,
         heads: Supervisor,
         engine: NodeEngine,
-        replicas: Replicas,
+        scaler: Scaler,
+        record: MeshRecord,
         say: Say,
         *,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._heads = heads
         self._engine = engine
-        self._replicas = replicas
+        self._scaler = scaler
+        self._record = record
         self._say = say
         self._clock = clock
 
     def start(self, wait: Wait) -> bool:
-        """Waits until every head and every node serves; False when a stop was asked for before.
+        """Waits until every head and every node serves, and records the mesh; False when a stop was asked for before.
 
         Raises StartFailed with the reason that one gave, or EngineRefused.
         """
         began = told = self._clock()
         while True:
             self._heads.step(starting=True)
-            self._replicas.step()
+            self._scaler.step()
             states = self._engine.states()
             for state in states:
                 if state.stand is Stand.REFUSED:
@@ -52,6 +55,7 @@ class Launcher:
             waiting = [state.name for state in states if state.stand is not Stand.READY]
             waiting += [child.spec.name for child in self._heads.children if child.ready_at is None]
             if not waiting:
+                self._record.begin(states)
                 return True
             if self._clock() - told >= TELL_EVERY_SECONDS:
                 told = self._clock()
@@ -62,7 +66,8 @@ class Launcher:
     def step(self) -> None:
         """Looks at everything once."""
         self._heads.step()
-        self._replicas.step()
+        self._scaler.step()
+        self._record.note(self._engine.states())
 
     def stop(self, wait: Wait) -> None:
         """Ends heads, then nodes; a second request for a stop in `wait` means: at once."""

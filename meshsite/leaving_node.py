@@ -47,9 +47,13 @@ class LeavingNode:
             self._thread.start()
         waited = self._clock() - self._began
         if self._is_empty or waited >= self._seconds or (not self._is_draining and waited >= CONFIRM_SECONDS):
-            self._stopping = True
+            self.end()
             return True
         return False
+
+    def end(self) -> None:
+        """It is not asked any more."""
+        self._stopping = True
 
     def _drain(self) -> None:
         """The background thread: drains, then looks until no session is left."""

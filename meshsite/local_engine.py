@@ -106,6 +106,9 @@ class LocalEngine:
         ]  # fmt: skip
 
     def stop(self, wait: Wait) -> None:
+        for node in self._nodes.values():
+            if node.leaving is not None:
+                node.leaving.end()
         try:
             self._supervisor.stop(wait)
         finally:

@@ -73,11 +73,32 @@ class Replicas:
         self._most = most
         self._order = Order(0, wanted, Progress.UNDER_WAY)
         self._added: set[int] = set()  # for the order that is under way
+        self._states: list[NodeState] = []
 
     @property
     def last_order(self) -> Order:
         with self._lock:
             return self._order
+
+    @property
+    def most(self) -> int:
+        return self._most
+
+    @property
+    def states(self) -> list[NodeState]:
+        """Of all nodes, by the last step. Any thread."""
+        with self._lock:
+            return self._states
+
+    @property
+    def standing(self) -> int:
+        """How many replicas there are that are not leaving, by the last step. Any thread."""
+        return sum(not group.is_leaving for group in _groups(self.states))
+
+    @property
+    def serving(self) -> int:
+        """How many of them serve whole."""
+        return sum(group.is_ready for group in _groups(self.states))
 
     def order(self, replicas: int) -> Order:
         """Raises OrderRefused for a number out of bounds. Returns at once."""
@@ -90,12 +111,14 @@ class Replicas:
     def step(self) -> None:
         """Does what is due, and looks at every node once."""
         order = self.last_order
-        groups = [group for group in self._groups() if not group.is_leaving]
+        groups = [group for group in _groups(self._engine.states()) if not group.is_leaving]
         if order.progress is not Progress.FAILED:
             self._move(order, groups)
         self._engine.step()
         if order.progress is Progress.UNDER_WAY:
             self._judge(order)
+        with self._lock:
+            self._states = self._engine.states()
 
     def _move(self, order: Order, groups: list[_Group]) -> None:
         surplus = len(groups) - order.replicas
@@ -103,7 +126,7 @@ class Replicas:
             going = sorted(groups, key=lambda group: bool(group.refusal))[-surplus:]
             for group in reversed(going):
                 self._retire(group)
-        numbers = {group.number for group in self._groups()}
+        numbers = {group.number for group in _groups(self._engine.states())}
         for _ in range(-surplus):
             number = next(candidate for candidate in range(1, len(numbers) + 2) if candidate not in numbers)
             numbers.add(number)
@@ -117,7 +140,7 @@ class Replicas:
             self._added.add(number)
 
     def _judge(self, order: Order) -> None:
-        groups = self._groups()
+        groups = _groups(self._engine.states())
         standing = [group for group in groups if not group.is_leaving]
         refused = [group for group in standing if group.refusal]
         news = [group for group in refused if group.number in self._added]
@@ -132,7 +155,7 @@ class Replicas:
 
     def _fail(self, order: Order, reason: str) -> None:
         self._say(f"{order.replicas} replicas cannot be had: {reason}")
-        for group in self._groups():
+        for group in _groups(self._engine.states()):
             if group.number in self._added and not group.is_leaving:
                 self._retire(group)
         self._added.clear()
@@ -146,9 +169,10 @@ class Replicas:
     def _retire(self, group: _Group) -> None:
         self._engine.retire([state.name for state in group.states])
 
-    def _groups(self) -> list[_Group]:
-        """Replicas in the order of their coming."""
-        groups: dict[int, _Group] = {}
-        for state in self._engine.states():
-            groups.setdefault(state.replica, _Group(state.replica)).states.append(state)
-        return list(groups.values())
+
+def _groups(states: Sequence[NodeState]) -> list[_Group]:
+    """Replicas in the order of their coming."""
+    groups: dict[int, _Group] = {}
+    for state in states:
+        groups.setdefault(state.replica, _Group(state.replica)).states.append(state)
+    return list(groups.values())

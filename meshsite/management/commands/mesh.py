@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,17 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connections
 
 from meshsite import engines, local_mesh
+from meshsite.autoscaling import Autoscaling
+from meshsite.control_socket import ControlSocket
 from meshsite.engine import EngineRefused, NodeEngine
 from meshsite.launcher import Launcher
+from meshsite.load_watch import LoadWatch
 from meshsite.local_mesh import MeshRefused, Plan, Seating, Secrets
 from meshsite.mesh_processes import head_specs, node_specs
+from meshsite.mesh_record import MeshRecord
 from meshsite.parent_death import follow_parent
 from meshsite.replicas import Replicas
+from meshsite.scaler import Scaler
 from meshsite.stop_signals import StopSignals
 from meshsite.supervisor import ChildSpec, StartFailed, Supervisor
 from nodes.errors import ModelUnavailable
@@ -63,6 +68,12 @@ class Command(BaseCommand):
         parser.add_argument("--shards", type=int, default=2, help="How many nodes share the layers (2).")
         parser.add_argument("--layers", default=None, help="The stretches themselves, such as 0:10,10:30.")
         parser.add_argument("--replicas", type=int, default=1, help="How many nodes hold each stretch of layers (1).")
+        parser.add_argument(
+            "--max-replicas",
+            type=int,
+            default=None,
+            help="Add replicas up to this number when generations wait for long, and take them away again (off).",
+        )
         parser.add_argument("--heads", type=int, default=1, help="How many heads answer, on one database (1).")
         parser.add_argument(
             "--engine",
@@ -108,35 +119,46 @@ class Command(BaseCommand):
         local_mesh.check_ports(plan)
         made = Secrets()
         mesh = self._prepare(plan, made)
-        engine = self._engine(options)(plan, made, os.environ, self._say)
-        seating = Seating(plan)
-        replicas = Replicas(
-            engine,
-            lambda number: node_specs(plan, made, os.environ, seating.seats(number), cores=engines.cores()),
-            self._say,
-            wanted=plan.replicas,
-            most=local_mesh.MOST_REPLICAS,
-        )
         if stop.wait(0):
             raise Stopped()
         stretches = ", ".join(str(layers) for layers in plan.stretches)
         each = "" if plan.replicas == 1 else f", {plan.replicas} to each stretch,"
         heads_of = "a head" if plan.heads == 1 else f"{plan.heads} heads"
         self._say(f"Starting {heads_of} and {len(plan.layers)} nodes{each} with the layers {stretches} of {name} …")
-        with Supervisor(self.head_specs(plan, made, os.environ), var_dir / "logs", self._say) as heads:
-            launcher = Launcher(heads, engine, replicas, self._say)
+        record = MeshRecord(mesh, var_dir, _forget)
+        with (
+            Supervisor(self.head_specs(plan, made, os.environ), var_dir / "logs", self._say) as heads,
+            LoadWatch(plan.head_urls) as load,
+        ):
+            engine = self._engine(options)(plan, made, os.environ, self._say)
+            scaler = self._scaler(engine, plan, made, options["max_replicas"], load)
+            launcher = Launcher(heads, engine, scaler, record, self._say)
             try:
                 if not launcher.start(stop.wait):
                     raise Stopped()
-                mesh.write(var_dir)
-                self._announce(plan, mesh, name, launcher.pids())
-                while not stop.wait(WATCH_SECONDS):
-                    launcher.step()
+                if options["max_replicas"] is not None:
+                    load.start()
+                with ControlSocket(var_dir, scaler.answer):
+                    self._announce(plan, record.mesh, name, launcher.pids())
+                    while not stop.wait(WATCH_SECONDS):
+                        launcher.step()
                 self._say("Ending the mesh …")
             finally:
                 local_mesh.remove_mesh_file(var_dir)
                 launcher.stop(stop.wait)
         self._say("The mesh has ended.")
+
+    def _scaler(self, engine: NodeEngine, plan: Plan, made: Secrets, most: int | None, load: LoadWatch) -> Scaler:
+        seating = Seating(plan)
+        replicas = Replicas(
+            engine,
+            lambda number: node_specs(plan, made, os.environ, seating.seats(number), cores=engines.cores()),
+            self._say,
+            wanted=plan.replicas,
+            most=most or local_mesh.MOST_REPLICAS,
+        )
+        autoscaling = None if most is None else Autoscaling(plan.replicas, most)
+        return Scaler(replicas, self._say, autoscaling=autoscaling, look=load.latest)
 
     def _engine(self, options: dict[str, Any]) -> Callable[..., NodeEngine]:
         if self.engine is not None:
@@ -247,10 +269,27 @@ def curl_line(mesh: MeshFile, model: str) -> str:
     return shlex.join(words)
 
 
+def _forget(urls: Collection[str]) -> bool:
+    """Deletes rows of nodes that are gone; False when the database could not be used."""
+    from meshsite import local_access
+
+    try:
+        local_access.forget_nodes(urls)
+    except DatabaseError:
+        return False
+    finally:
+        connections.close_all()  # children must not inherit one
+    return True
+
+
 def _plan(model: str, n_layers: int | None, options: dict[str, Any]) -> Plan:
     """`n_layers` is None as long as the model is not here."""
     if not 1 <= options["heads"] <= local_mesh.MOST_HEADS:
         raise MeshRefused(f"--heads {options['heads']}: a mesh has 1 to {local_mesh.MOST_HEADS} heads.")
+    most = options["max_replicas"]
+    if most is not None and not options["replicas"] <= most <= local_mesh.MOST_REPLICAS:
+        bounds = f"--replicas ({options['replicas']}) and {local_mesh.MOST_REPLICAS}"
+        raise MeshRefused(f"--max-replicas {most}: that lies between {bounds}.")
     layers = options["layers"]
     return local_mesh.make_plan(
         model,

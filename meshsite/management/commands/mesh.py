@@ -18,6 +18,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,15 @@ from django.db import DatabaseError, connections
 from meshsite import engines, local_mesh
 from meshsite.autoscaling import Autoscaling
 from meshsite.control_socket import ControlSocket
-from meshsite.engine import EngineRefused, NodeEngine
+from meshsite.engine import EngineRefused, NodeEngine, NodeSpec
 from meshsite.launcher import Launcher
 from meshsite.load_watch import LoadWatch
 from meshsite.local_mesh import MeshRefused, Plan, Seating, Secrets
 from meshsite.mesh_processes import head_specs, node_specs
 from meshsite.mesh_record import MeshRecord
 from meshsite.parent_death import follow_parent
+from meshsite.planned_nodes import as_planned
+from meshsite.planned_split import plan_split
 from meshsite.replicas import Replicas
 from meshsite.scaler import Scaler
 from meshsite.stop_signals import StopSignals
@@ -46,6 +49,8 @@ from nodes.model_files import DEFAULT_MODEL, is_hub_id, layer_count, locate
 
 #: How often the children are looked at once they serve, in seconds.
 WATCH_SECONDS = 0.5
+#: Nodes as they are told, to nodes as they suit their machines.
+Fit = Callable[[Sequence[NodeSpec]], Sequence[NodeSpec]]
 QUESTION = "What is the capital of France?"
 
 
@@ -121,18 +126,16 @@ class Command(BaseCommand):
         mesh = self._prepare(plan, made)
         if stop.wait(0):
             raise Stopped()
-        stretches = ", ".join(str(layers) for layers in plan.stretches)
-        each = "" if plan.replicas == 1 else f", {plan.replicas} to each stretch,"
-        heads_of = "a head" if plan.heads == 1 else f"{plan.heads} heads"
-        self._say(f"Starting {heads_of} and {len(plan.layers)} nodes{each} with the layers {stretches} of {name} …")
         record = MeshRecord(mesh, var_dir, _forget)
         with (
             Supervisor(self.head_specs(plan, made, os.environ), var_dir / "logs", self._say) as heads,
             LoadWatch(plan.head_urls) as load,
         ):
             engine = self._engine(options)(plan, made, os.environ, self._say)
-            scaler = self._scaler(engine, plan, made, options["max_replicas"], load)
+            plan, fit = self._by_capacity(engine, plan, options)
+            scaler = self._scaler(engine, plan, made, fit, options["max_replicas"], load)
             launcher = Launcher(heads, engine, scaler, record, self._say)
+            self._say(starting_line(plan, name))
             try:
                 if not launcher.start(stop.wait):
                     raise Stopped()
@@ -148,11 +151,36 @@ class Command(BaseCommand):
                 launcher.stop(stop.wait)
         self._say("The mesh has ended.")
 
-    def _scaler(self, engine: NodeEngine, plan: Plan, made: Secrets, most: int | None, load: LoadWatch) -> Scaler:
+    def _by_capacity(self, engine: NodeEngine, plan: Plan, options: dict[str, Any]) -> tuple[Plan, Fit]:
+        """The plan as it suits the engine's machines, and what that makes of nodes. Processes of this machine share it
+        evenly. Raises EngineRefused, having ended the engine.
+        """
+        if options["engine"] == "local":
+            return plan, lambda specs: specs
+        self._say("Measuring the machines …")
+        try:
+            stages = plan_split(
+                plan.model,
+                len(plan.stretches),
+                engine.machines(),
+                layers=plan.stretches if options["layers"] else None,
+                replicas=plan.replicas,
+                dtype=settings.MESHNET_DTYPE,
+                context_length=settings.MESHNET_CONTEXT_LENGTH,
+            )
+        except EngineRefused:
+            engine.stop(lambda seconds: True)
+            raise
+        stretches = tuple(stage.layers for stage in stages)
+        return replace(plan, stretches=stretches), lambda specs: as_planned(specs, stages, os.environ)
+
+    def _scaler(
+        self, engine: NodeEngine, plan: Plan, made: Secrets, fit: Fit, most: int | None, load: LoadWatch
+    ) -> Scaler:
         seating = Seating(plan)
         replicas = Replicas(
             engine,
-            lambda number: node_specs(plan, made, os.environ, seating.seats(number), cores=engines.cores()),
+            lambda number: fit(node_specs(plan, made, os.environ, seating.seats(number), cores=engines.cores())),
             self._say,
             wanted=plan.replicas,
             most=most or local_mesh.MOST_REPLICAS,
@@ -248,6 +276,13 @@ class Command(BaseCommand):
         # No style: progress on standard error is not an error.
         stream.write(text, style_func=lambda line: line)
         stream.flush()
+
+
+def starting_line(plan: Plan, model: str) -> str:
+    stretches = ", ".join(str(layers) for layers in plan.stretches)
+    each = "" if plan.replicas == 1 else f", {plan.replicas} to each stretch,"
+    heads = "a head" if plan.heads == 1 else f"{plan.heads} heads"
+    return f"Starting {heads} and {len(plan.layers)} nodes{each} with the layers {stretches} of {model} …"
 
 
 def nodes_line(plan: Plan) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from meshsite.parent_death import follow_parent
 from tests.processes import ROOT, wait_until
 
 OBJECT_STORE = 80_000_000
@@ -65,7 +66,7 @@ class RayMachines:
 
 
 @contextlib.contextmanager
-def ray_machines(count: int, *, cpus: int = 8, memory: int = 4 * GIB) -> Iterator[RayMachines]:
+def ray_machines(count: int, *, cpus: int = 8, memory: int = 8 * GIB) -> Iterator[RayMachines]:
     """`count` machines, 127.0.0.2 the first, and the head process of Ray on the first, which must live."""
     # A socket's path may have 107 characters, and Ray's names are long.
     folder = Path(tempfile.mkdtemp(prefix="mr-", dir="/tmp"))
@@ -81,6 +82,8 @@ def ray_machines(count: int, *, cpus: int = 8, memory: int = 4 * GIB) -> Iterato
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            process_group=0,  # a Ctrl-C at the terminal reaches pytest, which ends the machines itself
+            preexec_fn=follow_parent(os.getpid(), signal.SIGKILL),  # Ray's own processes follow this one
         )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -12,6 +12,8 @@ ARGS ?=
 # Programs that the tests of clients run, with libraries of their own.
 CLIENTS := var/clients-venv
 CLIENTS_STAMP := $(CLIENTS)/.installed
+# Says that what `mesh --engine ray` needs is in $(VENV) too.
+RAY_STAMP := $(VENV)/.installed-ray
 # What the browser tests drive; from Debian's package of that name.
 CHROMIUM := /usr/bin/chromium
 # What the database tests make a throw-away cluster with; from Debian's package `postgresql`.
@@ -21,7 +23,7 @@ NO_CLUSTER := /etc/postgresql-common/createcluster.d/meshnet-tests.conf
 # How tests are shared out (docs/decisions/0015-test-workers.md); ARGS="-n 0" runs them in one process.
 SPREAD := -n 3 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup clients chromium postgresql run node test test-postgresql test-bench schema chaos soak bench lint format
+.PHONY: help setup clients chromium postgresql run node test test-postgresql test-ray test-bench ray schema chaos soak bench lint format
 .NOTPARALLEL:
 
 help:
@@ -31,6 +33,8 @@ help:
 	@echo "              on Debian it installs chromium and postgresql when they are missing)"
 	@echo "make schema   many random requests against the schema of /v1 (MESHNET_SCHEMA_EXAMPLES=500 to each endpoint)"
 	@echo "make test-postgresql  every unit test of the database, on PostgreSQL"
+	@echo "make test-ray  the engine on a Ray cluster of three machines (5 minutes; docs/ray.md)"
+	@echo "make ray      install what mesh --engine ray needs into $(VENV)"
 	@echo "make chaos    every node of a route, at every kind of step, meets every fault (6 minutes; docs/chaos.md)"
 	@echo "make soak     10 minutes of clients and random faults; ARGS=\"--seconds 60 --seed 7\""
 	@echo "make bench    the mesh side by side with its peers on this machine (ARGS=--quick: within 4 minutes)"
@@ -57,6 +61,13 @@ $(CLIENTS_STAMP): requirements-clients.txt $(STAMP)
 	@echo "== Installing the programs that the tests of clients run"
 	@$(PY) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --quiet -r requirements-clients.txt
+	@touch $@
+
+ray: $(RAY_STAMP)
+
+$(RAY_STAMP): requirements-ray.txt $(STAMP)
+	@echo "== Installing Ray"
+	@$(PY) -m pip install --disable-pip-version-check -r requirements-ray.txt
 	@touch $@
 
 run: setup
@@ -102,6 +113,11 @@ test: setup clients chromium postgresql
 # All unit tests that use the database, on PostgreSQL; `make test` has those of many heads and workers.
 test-postgresql: setup postgresql
 	MESHNET_POSTGRESQL_TESTS=all $(PY) -m pytest tests/integration/test_postgresql.py $(ARGS)
+
+# Clusters of Ray on this machine, one of three machines that die by SIGKILL.
+test-ray: setup ray
+	@$(PY) manage.py fetch_model
+	MESHNET_RAY_TESTS=1 $(PY) -m pytest -n 0 -p no:randomly tests/ray $(ARGS)
 
 # Many random requests to a toy mesh; MESHNET_SCHEMA_EXAMPLES says how many to each endpoint.
 schema: setup

@@ -21,14 +21,15 @@ class NotLoopback(Exception):  # reads as what is wrong
     """A user whose password is printed must not be made for a head that other machines reach."""
 
 
-def prepare(head_urls: Sequence[str], node_urls: Sequence[str], admin_password: str) -> str:
+def prepare(head_urls: Sequence[str], node_urls: Sequence[str], admin_password: str | None) -> str:
     """Voids what the last start gave out, makes this start's, forgets nodes of other meshes. Returns the API key.
 
     Sessions of the admin end by themselves: they are signed with Django's secret key, which is new as well.
-    Raises NotLoopback, having changed nothing.
+    Without an admin's password there is no such user. Raises NotLoopback, having changed nothing.
     """
     with transaction.atomic():
-        make_admin(head_urls, admin_password)
+        if admin_password is not None:
+            make_admin(head_urls, admin_password)
         APIKey.objects.filter(name=KEY_NAME, revoked=False).update(revoked=True)
         _, key = APIKey.objects.create_key(name=KEY_NAME)
         Node.objects.exclude(url__in=node_urls).delete()
@@ -46,7 +47,7 @@ def make_admin(head_urls: Sequence[str], password: str) -> None:
     """Gives the local admin user this password. Raises NotLoopback unless every head is on loopback."""
     for head_url in head_urls:
         host = urlsplit(head_url).hostname or ""
-        if not _is_loopback(host):
+        if not is_loopback(host):
             raise NotLoopback(
                 f"{host or head_url!r} is not a loopback address: make an admin with a password of your own instead "
                 "(manage.py createsuperuser)."
@@ -57,7 +58,7 @@ def make_admin(head_urls: Sequence[str], password: str) -> None:
     user.save()
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from nodes.layers import LayerRange, split_evenly
 from nodes.mesh_file import FILE_NAME, MeshFile
+from nodes.networks import as_address
 
 HOST = "127.0.0.1"
 LOCK = "mesh.lock"
@@ -52,7 +53,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class Plan:
-    """Heads on loopback and nodes, each stretch of layers held by `replicas` of them. `model` is MESHNET_MODEL's value.
+    """Heads on `host` and nodes, each stretch of layers held by `replicas` of them. `model` is MESHNET_MODEL's value.
 
     Nodes stand in layer order, those of a stretch side by side. With `local_nodes` they take ports of this machine,
     after those of the heads.
@@ -66,6 +67,7 @@ class Plan:
     replicas: int = 1
     heads: int = 1
     local_nodes: bool = True
+    host: str = HOST
 
     @property
     def layers(self) -> tuple[LayerRange, ...]:
@@ -79,7 +81,7 @@ class Plan:
 
     @property
     def head_urls(self) -> tuple[str, ...]:
-        return tuple(f"http://{HOST}:{self.port + index}" for index in range(self.heads))
+        return tuple(f"http://{self.host}:{self.port + index}" for index in range(self.heads))
 
     @property
     def seats(self) -> tuple[Seat, ...]:
@@ -137,11 +139,17 @@ def make_plan(
     heads: int = 1,
     stretches: Sequence[LayerRange] | None = None,
     local_nodes: bool = True,
+    host: str = HOST,
 ) -> Plan:
     """The layers split evenly in `shards`, or in these `stretches`.
 
-    Raises MeshRefused when there would be a shard without a layer or a node, or a port that does not exist.
+    Raises MeshRefused when there would be a shard without a layer or a node, or a port or host that does not exist.
     """
+    address = as_address(host)
+    if address is None or address.version != 4 or address.is_unspecified:
+        raise MeshRefused(f"--host {host}: name one IPv4 address of this machine, under which nodes reach the heads.")
+    if local_nodes and not address.is_loopback:
+        raise MeshRefused(f"--host {host}: a mesh whose nodes are processes of this machine keeps to loopback.")
     if stretches is None:
         try:
             stretches = split_evenly(n_layers, shards)
@@ -152,7 +160,7 @@ def make_plan(
     highest = HIGHEST_PORT - (heads - 1) - (len(stretches) * replicas if local_nodes else 0)
     if not 1 <= port <= highest:
         raise MeshRefused(f"--port {port}: the head's port must lie between 1 and {highest}.")
-    return Plan(model, tuple(stretches), port, var_dir, base_dir, replicas, heads, local_nodes)
+    return Plan(model, tuple(stretches), port, var_dir, base_dir, replicas, heads, local_nodes, host)
 
 
 def parse_stretches(text: str, n_layers: int | None) -> list[LayerRange]:
@@ -184,13 +192,13 @@ def head_names(plan: Plan) -> list[str]:
     return ["head", *(f"head{index}" for index in range(2, plan.heads + 1))][: plan.heads]
 
 
-def why_taken(port: int) -> OSError | None:
-    """Why a port of loopback cannot be had, or None when it can."""
+def why_taken(port: int, host: str = HOST) -> OSError | None:
+    """Why a port of this machine cannot be had, or None when it can."""
     with socket.socket() as probe:
         # As gunicorn binds: connections of the last mesh that are only waiting to be forgotten do not matter.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
         except OSError as error:
             return error
     return None
@@ -200,14 +208,14 @@ def check_ports(plan: Plan) -> None:
     """Raises MeshRefused that names each port that cannot be had. Between this and the start a port may still go."""
     problems = []
     for name, port in plan.ports.items():
-        error = why_taken(port)
+        error = why_taken(port, plan.host)
         if error is not None:
             taken = error.errno == errno.EADDRINUSE
             problems.append(f"{port} for {name}: {'taken by another process' if taken else error.strerror}")
     if problems:
         raise MeshRefused(
-            f"These ports of {HOST} cannot be had: {'; '.join(problems)}. Name another with --port: the head takes it, "
-            "the nodes those after it."
+            f"These ports of {plan.host} cannot be had: {'; '.join(problems)}. Name another with --port: the head "
+            "takes it, the nodes those after it."
         )
 
 

@@ -28,13 +28,15 @@ def head_specs(plan: Plan, made: Secrets, environ: Mapping[str, str]) -> list[Ch
         "MESHNET_ROLE": "head",
         # Whatever names the user serves, the printed ones must work, and the wait for readiness goes by address.
         "MESHNET_ALLOWED_HOSTS": ",".join(
-            dict.fromkeys(["localhost", HOST, *filter(None, environ.get("MESHNET_ALLOWED_HOSTS", "").split(","))])
+            dict.fromkeys(
+                ["localhost", HOST, plan.host, *filter(None, environ.get("MESHNET_ALLOWED_HOSTS", "").split(","))]
+            )
         ),
         "MESHNET_DJANGO_SECRET_KEY": made.django_key,
     }
     return [
         ChildSpec(
-            name, gunicorn("head"), child_environment(environ, {**own, "MESHNET_BIND": f"{HOST}:{port}"}), url,
+            name, gunicorn("head"), child_environment(environ, {**own, "MESHNET_BIND": f"{plan.host}:{port}"}), url,
             plan.base_dir,
         )
         for name, url, port in zip(head_names(plan), plan.head_urls, plan.ports.values(), strict=False)

@@ -23,7 +23,7 @@ def check_network(
     if outside:
         held = [*networks, *(_network_of(address) for address in outside)]
         wanted.append(f"MESHNET_NODE_NETWORKS={','.join(held)}, or networks that hold these")
-    if beyond and not plain_http:
+    if (beyond or not _is_loopback(head_host)) and not plain_http:
         wanted.append("MESHNET_PLAIN_HTTP=true, if it is a network that you trust")
     if wanted:
         raise EngineRefused(f"The nodes of this Ray cluster are at {', '.join(addresses)}. Set {'; '.join(wanted)}.")

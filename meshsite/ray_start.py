@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from meshsite.engine import EngineRefused, Say
 from meshsite.ray_cluster import RayCluster
@@ -17,7 +16,7 @@ def start_ray_engine(
     *,
     folder: Path,
     var_dir: Path,
-    head_url: str,
+    head_host: str,
     networks: Sequence[str],
     plain_http: bool,
     environ: Mapping[str, str],
@@ -34,7 +33,7 @@ def start_ray_engine(
         engine = RayEngine(cluster, folder, var_dir, say)
         check_network(
             engine.addresses,
-            head_host=urlsplit(head_url).hostname or "",
+            head_host=head_host,
             own_address=cluster.address_here,
             networks=networks,
             plain_http=plain_http,

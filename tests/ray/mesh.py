@@ -181,7 +181,8 @@ def start_mesh(var_dir: Path, *arguments: str, environ: dict[str, str] | None = 
             cwd=ROOT,
             env={
                 **own, "MESHNET_VAR_DIR": str(var_dir), "MESHNET_ROUTE_WAIT_SECONDS": "120",
-                "MESHNET_KV_MAX_BYTES": str(256 * 2**20), **(environ or {}),
+                # The machines share this one's cores: two threads of each would wait for each other.
+                "MESHNET_KV_MAX_BYTES": str(256 * 2**20), "MESHNET_THREADS": "1", **(environ or {}),
             },
             stdout=subprocess.PIPE,
             stderr=errors,

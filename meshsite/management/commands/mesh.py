@@ -92,6 +92,7 @@ class Command(BaseCommand):
             help="Of the Ray cluster: host:port, or auto for the one that runs on this machine. Default: RAY_ADDRESS; "
             "without it one is started here, for this mesh alone.",
         )
+        parser.add_argument("--host", default=local_mesh.HOST, help="The heads' address, for nodes on Ray (127.0.0.1).")
         parser.add_argument("--port", type=int, default=8000, help="The head's port (8000); nodes take the next ones.")
         parser.add_argument(
             "--json", action="store_true", help="Print one line of JSON when ready, the rest to stderr."
@@ -242,9 +243,12 @@ class Command(BaseCommand):
 
         self._say("Migrating the database …")
         call_command("migrate", interactive=False, verbosity=0)
-        key = local_access.prepare(plan.head_urls, plan.node_urls, made.admin_password)
+        # A user whose password is printed is for this machine alone.
+        is_here = local_access.is_loopback(plan.host)
+        key = local_access.prepare(plan.head_urls, plan.node_urls, made.admin_password if is_here else None)
         connections.close_all()
-        return local_mesh.mesh_file(plan, made, key, local_access.ADMIN_USER)
+        mesh = local_mesh.mesh_file(plan, made, key, local_access.ADMIN_USER)
+        return mesh if is_here else replace(mesh, admin_user="", admin_password="")
 
     def _announce(self, plan: Plan, mesh: MeshFile, name: str, pids: dict[str, int]) -> None:
         if self._json:
@@ -252,13 +256,16 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(line))
             self.stdout.flush()
             return
+        login = f"user {mesh.admin_user}   password {mesh.admin_password}"
+        if not mesh.admin_user:
+            login = "users by manage.py createsuperuser"
         lines = [
             "",
             "The mesh is ready.",
             "",
             f"  Chat     {mesh.head}/v1/chat/completions   (OpenAI-style; model {name})",
             f"  API key  {mesh.api_key}",
-            f"  Admin    {mesh.head}/admin/   user {mesh.admin_user}   password {mesh.admin_password}",
+            f"  Admin    {mesh.head}/admin/   {login}",
             *([] if plan.replicas == 1 else [f"  Nodes    {nodes_line(plan)}"]),
             f"  Logs     {plan.var_dir / 'logs'}",
             "",
@@ -337,4 +344,5 @@ def _plan(model: str, n_layers: int | None, options: dict[str, Any]) -> Plan:
         heads=options["heads"],
         stretches=None if layers is None else local_mesh.parse_stretches(layers, n_layers),
         local_nodes=options["engine"] == "local",
+        host=options["host"],
     )

@@ -65,6 +65,11 @@ def test_rows_of_nodes_that_are_gone_for_good_are_deleted() -> None:
     assert [row.url for row in Node.objects.all()] == ["http://127.0.0.1:1"]
 
 
+def test_without_a_password_there_is_no_admin_user() -> None:
+    prepare(["http://10.0.0.1:8000"], [], None)
+    assert not get_user_model().objects.exists()
+
+
 @pytest.mark.parametrize("head", ["http://0.0.0.0:8000", "http://192.168.1.7:8000", "http://mesh.example:8000", "x"])
 def test_no_admin_user_is_made_for_a_head_that_others_reach(head: str) -> None:
     with pytest.raises(NotLoopback, match="not a loopback address"):

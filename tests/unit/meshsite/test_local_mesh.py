@@ -38,6 +38,23 @@ def test_a_port_that_does_not_exist_is_refused(tmp_path: Path, port: int) -> Non
         make_plan("m", 30, 2, port, tmp_path, tmp_path)
 
 
+def test_heads_for_nodes_on_other_machines_listen_where_these_reach_them(tmp_path: Path) -> None:
+    plan = make_plan("m", 30, 2, 8000, tmp_path, tmp_path, heads=2, local_nodes=False, host="10.0.0.1")
+    assert plan.head_urls == ("http://10.0.0.1:8000", "http://10.0.0.1:8001")
+    assert plan.node_urls == ()
+
+
+@pytest.mark.parametrize("host", ["", "mesh.example.org", "0.0.0.0", "::1", "10.0.0.300"])  # noqa: S104
+def test_a_host_that_is_no_address_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(MeshRefused, match=f"--host {host}: name one IPv4 address"):
+        make_plan("m", 30, 2, 8000, tmp_path, tmp_path, local_nodes=False, host=host)
+
+
+def test_a_mesh_of_processes_keeps_to_loopback(tmp_path: Path) -> None:
+    with pytest.raises(MeshRefused, match="keeps to loopback"):
+        make_plan("m", 30, 2, 8000, tmp_path, tmp_path, host="10.0.0.1")
+
+
 def test_replicas_of_a_stretch_stand_side_by_side_in_layer_order(tmp_path: Path) -> None:
     plan = make_plan("m", 30, 2, 8000, tmp_path, tmp_path, replicas=2)
     assert [(seat.name, seat.replica, seat.stage, str(seat.layers), seat.port) for seat in plan.seats] == [

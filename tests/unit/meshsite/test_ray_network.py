@@ -51,6 +51,11 @@ def test_each_is_asked_for_by_itself(host: str, networks: list[str], plain: bool
     assert ";" not in str(refused.value)
 
 
+def test_nodes_beside_a_head_that_is_not_on_loopback_speak_plain_http_to_it() -> None:
+    with pytest.raises(EngineRefused, match="Set MESHNET_PLAIN_HTTP=true"):
+        check(["127.0.0.1"], host="10.0.0.1")
+
+
 def test_an_ipv6_machine_is_a_network_of_its_own() -> None:
     with pytest.raises(EngineRefused, match="fd00::2/128"):
         check(["fd00::2"], host="fd00::1", plain=True)

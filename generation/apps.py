@@ -20,6 +20,16 @@ class GenerationConfig(AppConfig):
     limits: KeyLimits
 
     def ready(self) -> None:
-        from generation.limits import KeyLimits
+        self.limits = _key_limits()
 
-        self.limits = KeyLimits()
+
+def _key_limits() -> KeyLimits:
+    from django.conf import settings
+
+    if settings.MESHNET_CACHE_URL:
+        from generation.limits_redis import RedisKeyLimits
+
+        return RedisKeyLimits.from_settings()
+    from generation.limits_database import DatabaseKeyLimits
+
+    return DatabaseKeyLimits()

@@ -85,7 +85,7 @@ class KeyUsage(models.Model):
 
 
 class KeyRequest(models.Model):
-    """A request of a key with limits that was let in; `generation.limits` counts these rows and deletes old ones."""
+    """A request of a key with limits that was let in; `limits_database` counts these rows and deletes old ones."""
 
     api_key = models.ForeignKey(APIKey, on_delete=models.CASCADE, related_name="+")
     owner = models.CharField(max_length=64, help_text="Boot id of the head worker that answers it.")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+from django.apps import apps
 from django.db import Error as DatabaseError
 from django.db import connection
 from django.utils import timezone
@@ -14,6 +15,7 @@ from generation.models import Generation
 
 if TYPE_CHECKING:
     from generation.job import Job, Progress
+    from generation.limits import KeyLimits
     from generation.models import APIKey
     from generation.runtime import HeadRuntime
     from nodes.errors import MeshnetError
@@ -45,7 +47,7 @@ class Record:
         another answer of this request.
         """
         prompt_tokens = len(job.prompt_ids) if counts_prompt else 0
-        usage = None if api_key is None else Usage(api_key.pk, prompt_tokens=prompt_tokens, choice=choice)
+        usage = None if api_key is None else Usage(api_key, prompt_tokens=prompt_tokens, choice=choice)
         try:
             row = Generation.objects.create(
                 session_id=job.session_id,
@@ -118,20 +120,25 @@ class Usage:
     request, the first counts the request.
     """
 
-    def __init__(self, key_id: str, *, prompt_tokens: int, choice: int) -> None:
-        self._key_id = key_id
+    def __init__(self, key: APIKey, *, prompt_tokens: int, choice: int) -> None:
+        self._key = key
         self._requests = 1 if choice == 0 else 0
         self._prompt_tokens = prompt_tokens
 
     def write(self, progress: Progress) -> None:
         """Adds it to the day on which the generation ends. A prompt that no node was sent counts nothing."""
+        day = day_of(timezone.now())
         try:
             add_usage(
-                self._key_id,
-                day_of(timezone.now()),
+                self._key.pk,
+                day,
                 requests=self._requests,
                 prompt_tokens=self._prompt_tokens if progress.prefills else 0,
                 completion_tokens=progress.completion_tokens,
             )
         except DatabaseError:
             logger.exception("What an API key used could not be recorded.")
+            return
+        if self._key.tokens_per_day is not None:
+            limits: KeyLimits = cast(Any, apps.get_app_config("generation")).limits
+            limits.used(self._key, day)

@@ -14,6 +14,8 @@ from meshsite import open_api
 
 #: Shorter secrets can be guessed.
 MIN_SECRET_LENGTH = 16
+#: Scheme, perhaps user and password, host and port, perhaps the number of a database, perhaps options of redis-py.
+_REDIS = re.compile(r"rediss?://([^@/?#\s]*@)?([A-Za-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?(/[0-9]*)?(\?[^#\s]*)?")
 #: What browsers send: in small letters, without a path.
 _ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 
@@ -136,6 +138,21 @@ def check_tls(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMes
             )
         )
     return errors
+
+
+@register()
+def check_cache(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    # The value is not repeated: it may hold a password.
+    if not settings.MESHNET_CACHE_URL or _REDIS.fullmatch(settings.MESHNET_CACHE_URL):
+        return []
+    return [
+        Error(
+            "MESHNET_CACHE_URL is not the URL of a Redis.",
+            hint="Write redis://host:6379/0, with :password@ before the host if it has one, percent-encoded; rediss:// "
+            "for TLS.",
+            id="meshnet.E022",
+        )
+    ]
 
 
 @register()

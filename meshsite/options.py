@@ -216,6 +216,12 @@ OPTIONS = (
         "Addresses or networks of proxies whose `X-Forwarded-Proto` and `X-Forwarded-For` are believed.",
     ),
     Option("DATABASE_URL", "str", "", "The head's database; empty for SQLite in the var folder."),
+    Option(
+        "MESHNET_CACHE_URL",
+        "str",
+        "",
+        "A Redis that all heads share, `redis://` or `rediss://`, for limits of API keys and what nodes said last.",
+    ),
 )
 
 

@@ -61,6 +61,7 @@ MESHNET_HTTPS: bool = _options["MESHNET_HTTPS"]
 MESHNET_API_AUTH: str = _options["MESHNET_API_AUTH"]
 MESHNET_CORS_ORIGINS: list[str] = _options["MESHNET_CORS_ORIGINS"]
 FORWARDED_ALLOW_IPS: list[str] = _options["FORWARDED_ALLOW_IPS"]
+MESHNET_CACHE_URL: str = _options["MESHNET_CACHE_URL"]
 MESHNET_LOG_LEVEL: str = _options["MESHNET_LOG_LEVEL"]
 
 ROLE: str = _options["MESHNET_ROLE"]
@@ -151,6 +152,24 @@ if SERVES_HEAD:
             **_database.get("OPTIONS", {}),
         }
     DATABASES = {"default": dict(_database)}
+
+#: How long a head waits for its Redis, which answers in a millisecond or has a problem. Nothing is sent twice: what
+#: came through without an answer would count twice.
+CACHE_CONNECTION: dict[str, Any] = {"socket_connect_timeout": 0.5, "socket_timeout": 1.0}
+CACHES: dict[str, dict[str, Any]] = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+if SERVES_HEAD and MESHNET_CACHE_URL:
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    CACHE_CONNECTION["retry"] = Retry(NoBackoff(), 0)
+    # Not the default one: what else of Django looks for a cache shall not depend on it.
+    CACHES["shared"] = {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": MESHNET_CACHE_URL,
+        "KEY_PREFIX": "meshnet",
+        # JSON: Django's own pickles would let whoever writes into that Redis run code in a head.
+        "OPTIONS": {**CACHE_CONNECTION, "serializer": "nodes.shared_snapshots.JsonSerializer"},
+    }
 
 TEMPLATES = [
     {

@@ -12,6 +12,7 @@ import torch
 import transformers
 from django.conf import settings
 
+from tests import redis_server as redis_server_module
 from tests import toys
 from tests.architecture_table import TABLE, ArchitectureTable
 from tests.parallel import pytest_collection_modifyitems, pytest_sessionfinish, pytest_testnodedown  # noqa: F401
@@ -97,6 +98,14 @@ def postgres() -> Iterator[Cluster]:
         pytest.skip(f"{advice} {REQUIRED}=1 makes this a failure.")
     with running_cluster(binaries) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server_module.Server]:
+    """A Redis of the run's own."""
+    redis_server_module.need("redis-server", "redis-server")
+    with redis_server_module.running_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 class Clock:

@@ -101,7 +101,7 @@ def _limits() -> limits.KeyLimits:
 
 def _give_back_after(response: HttpResponseBase, admission: Admission) -> None:
     """At once for an answer that is whole, since its client may go on when it has it; at the end of a stream."""
-    if admission.row_id is None:
+    if admission.held is None:
         return
     if isinstance(response, StreamingHttpResponse):
         response.streaming_content = _Held(

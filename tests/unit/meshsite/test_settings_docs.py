@@ -68,6 +68,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "MESHNET_ALLOWED_HOSTS": ("mesh.example.org", ["mesh.example.org"]),
     "MESHNET_API_AUTH": ("off", "off"),
     "MESHNET_CORS_ORIGINS": ("https://one.example,http://two:3000", ["https://one.example", "http://two:3000"]),
+    "MESHNET_CACHE_URL": ("redis://:word@cache.example.org/1", "redis://:word@cache.example.org/1"),
     "DATABASE_URL": ("postgres://user:word@db.example.org/mesh", "mesh"),
 }
 #: Options that become a setting of another name.

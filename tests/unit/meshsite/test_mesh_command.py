@@ -17,13 +17,15 @@ from django.http import HttpRequest
 
 from generation.models import APIKey
 from meshsite import engines
-from meshsite.engine import NodeSpec, Say
+from meshsite.engine import EngineRefused, NodeSpec, Say
 from meshsite.leaving_node import LeavingNode
 from meshsite.local_engine import LocalEngine, local_child
 from meshsite.local_mesh import Plan, Secrets, only_mesh
 from meshsite.management.commands import mesh as mesh_command
 from meshsite.mesh_processes import head_specs
+from meshsite.planned_split import PlannedStage
 from meshsite.supervisor import ChildSpec, is_ready
+from nodes.layers import LayerRange
 from nodes.mesh_file import MeshFile
 from tests.unit.meshsite.children import fake_spec, free_ports
 
@@ -158,6 +160,38 @@ def test_layers_can_be_split_by_hand(run: Run) -> None:
     run("--layers", "0:1,1:4")
     layers = {spec.name: spec.env.get("MESHNET_LAYERS") for spec in run.specs}
     assert layers == {"node1": "0:1", "node2": "1:4", "head": None}
+
+
+def test_on_other_machines_layers_are_split_by_what_these_hold(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def plan_split(model: str, shards: int, machines: Any, **options: Any) -> list[PlannedStage]:
+        asked.append({"model": model, "shards": shards, **options})
+        return [
+            PlannedStage(LayerRange(0, 1), "a", 10, 1.0, 0.0, cache_bytes=5),
+            PlannedStage(LayerRange(1, 4), "b", 30, 3.0, 0.0, cache_bytes=7),
+        ]
+
+    monkeypatch.setattr(mesh_command, "plan_split", plan_split)
+    run("--engine", "ray")
+    told = {spec.name: spec.env for spec in run.specs}
+    assert (told["node1"]["MESHNET_LAYERS"], told["node2"]["MESHNET_LAYERS"]) == ("0:1", "1:4")
+    assert told["node2"]["MESHNET_KV_MAX_BYTES"] == "7"
+    assert "with the layers 0:1, 1:4 of my-model" in run.out.getvalue()
+    assert (asked[0]["shards"], asked[0]["layers"], asked[0]["replicas"]) == (2, None, 1)
+
+
+def test_a_split_that_cannot_be_ends_the_engine_and_the_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[LocalEngine] = []
+
+    def plan_split(*arguments: Any, **options: Any) -> list[PlannedStage]:
+        raise EngineRefused("The machines have too little memory.")
+
+    monkeypatch.setattr(mesh_command, "plan_split", plan_split)
+    monkeypatch.setattr(LocalEngine, "stop", lambda self, wait: ended.append(self))
+    with pytest.raises(CommandError, match="The machines have too little memory"):
+        run("--engine", "ray")
+    assert len(ended) == 1
 
 
 def test_layers_that_do_not_hold_the_model_once_are_refused(run: Run) -> None:

@@ -29,7 +29,7 @@ class Node(HTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Node
 
-    def do_GET(self) -> None:  # noqa: N802  # the server's name for it
+    def do_GET(self) -> None:  # the server's name for it
         self.server.heard.append((self.command, self.path, self.headers["Authorization"]))
         self.send_response(self.server.status)
         self.end_headers()

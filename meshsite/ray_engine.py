@@ -1,6 +1,7 @@
 """Nodes on the machines of a Ray cluster: an actor keeps each (meshsite/ray_node.py), Ray finds it a machine.
 
 1. `add` reserves a group for a replica: a bundle of processors, GPUs and memory for each stage, spread over machines.
+   The bundles are alike where there is room for that, so that any stage may go into any.
 2. Once Ray has found the bundles, `step` gives each stage one of them, copies of a stage apart
    (meshsite/ray_places.py), and starts an actor in it.
 3. `step` asks each actor how its node stands, one question at a time, and waits for none.
@@ -22,7 +23,7 @@ from typing import Any
 from meshsite.engine import EngineRefused, NodeSpec, NodeState, Say, Stand, Wait
 from meshsite.ray_actor import Order
 from meshsite.ray_cluster import ActorAway, ActorLost, RayCluster, RayMachine
-from meshsite.ray_places import Place, Room, assign, emptiest, why_not_placed
+from meshsite.ray_places import Place, Room, assign, emptiest, interchangeable, why_not_placed
 from nodes.machines import Machine
 
 #: How long a retired node may go on with what it holds: as long as a generation may take by default.
@@ -34,6 +35,8 @@ KILL_SECONDS = 2.0
 SAME_REQUEST_SECONDS = 1.0
 #: An actor or group that Ray gave up is made anew after so long.
 AGAIN_SECONDS = 10.0
+#: Ray places bundles within a second where there is room for them.
+EXACT_AFTER_SECONDS = 5.0
 LEFT = "left"
 
 
@@ -59,8 +62,10 @@ class _Replica:
     nodes: list[_Node]
     group: Any = None
     reserve_at: float = 0.0
-    #: Of each bundle, which stage's request it was made for.
+    #: What each bundle holds.
     rooms: list[Room] = field(default_factory=list)
+    #: When the bundles are to be no larger than needed, if Ray has not found a place for them by then.
+    exact_at: float | None = None
 
 
 class RayEngine:
@@ -179,8 +184,11 @@ class RayEngine:
         """The machines of the nodes that have a place and hold this stage."""
         return [node.machine for node in self._nodes() if node.spec.stage == stage and node.machine]
 
-    def _reserve(self, replica: _Replica) -> None:
-        replica.rooms = [node.room for node in replica.nodes]
+    def _reserve(self, replica: _Replica, *, exact: bool = False) -> None:
+        wanted = [node.room for node in replica.nodes]
+        machines = [machine.room for machine in self._alive.values()]
+        replica.rooms = wanted if exact else interchangeable(wanted, machines)
+        replica.exact_at = None if replica.rooms == wanted else self._clock() + EXACT_AFTER_SECONDS
         near = None
         if len(replica.nodes) == 1:
             (node,) = replica.nodes
@@ -193,6 +201,11 @@ class RayEngine:
         if places is None:
             self._reserve_anew(replica)
             return
+        if places:
+            replica.exact_at = None
+        elif replica.exact_at is not None and self._clock() >= replica.exact_at:
+            self._cluster.release(replica.group)
+            self._reserve(replica, exact=True)
         waiting = [node for node in replica.nodes if node.actor is None and not node.is_leaving]
         if waiting and all(node.bundle is None for node in replica.nodes) and len(places) == len(replica.rooms):
             found = [Place(bundle, machine, replica.rooms[bundle]) for bundle, machine in sorted(places.items())]

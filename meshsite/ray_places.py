@@ -53,6 +53,16 @@ class Room:
         return self.cpus >= other.cpus and self.gpus >= other.gpus and self.memory_bytes >= other.memory_bytes
 
 
+def interchangeable(rooms: Sequence[Room], machines: Sequence[Room]) -> list[Room]:
+    """As much for each stage as the largest asks for, so that any stage may go into any bundle, where every machine
+    could hold that; else as much as each asks for.
+    """
+    largest = Room(
+        max(room.cpus for room in rooms), max(room.gpus for room in rooms), max(room.memory_bytes for room in rooms)
+    )
+    return [largest] * len(rooms) if all(machine.holds(largest) for machine in machines) else list(rooms)
+
+
 @dataclass(frozen=True)
 class Place:
     """A bundle that Ray has reserved."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from meshsite.engine import EngineRefused, NodeSpec, NodeState, Stand
 from meshsite.ray_actor import Order
 from meshsite.ray_cluster import ActorAway, ActorLost, RayMachine
-from meshsite.ray_engine import AGAIN_SECONDS, STOP_SECONDS, RayEngine
+from meshsite.ray_engine import AGAIN_SECONDS, EXACT_AFTER_SECONDS, STOP_SECONDS, RayEngine
 from meshsite.ray_places import Room
 from nodes.layers import LayerRange
 from nodes.machines import Machine
@@ -173,6 +173,34 @@ def test_copies_of_a_stage_lie_on_different_machines(mesh: Mesh) -> None:
     mesh.add(1, "a", "b")
     mesh.add(2, "a", "b")
     assert mesh.where(1) == mesh.where(2) == ["a", "b"]
+
+
+def test_stages_of_different_sizes_can_change_places_too(mesh: Mesh) -> None:
+    for replica in (1, 2):
+        specs = [replace(spec(f"node{replica}{stage}", replica, stage), memory_bytes=stage * GIB) for stage in (1, 2)]
+        mesh.engine.add(specs)
+        assert mesh.cluster.groups[-1].rooms == [Room(1, 0, 2 * GIB)] * 2
+        mesh.cluster.groups[-1].places = {0: "a", 1: "b"}
+        mesh.engine.step()
+    assert mesh.where(1) == mesh.where(2) == ["a", "b"]
+
+
+def test_bundles_are_no_larger_than_needed_when_there_is_no_room_for_equal_ones(mesh: Mesh, clock: Clock) -> None:
+    mesh.engine.add([replace(spec(f"node1{stage}", 1, stage), memory_bytes=stage * GIB) for stage in (1, 2)])
+    mesh.engine.step()
+    clock.advance(EXACT_AFTER_SECONDS)
+    mesh.engine.step()
+    first, second = mesh.cluster.groups
+    assert first.is_released
+    assert second.rooms == [Room(1, 0, GIB), Room(1, 0, 2 * GIB)]
+    clock.advance(EXACT_AFTER_SECONDS)
+    mesh.engine.step()
+    assert len(mesh.cluster.groups) == 2
+
+
+def test_bundles_are_not_equal_where_a_machine_could_not_hold_the_largest(mesh: Mesh) -> None:
+    mesh.engine.add([replace(spec(f"node1{stage}", 1, stage), memory_bytes=stage * 5 * GIB) for stage in (1, 2)])
+    assert [room.memory_bytes for room in mesh.cluster.groups[0].rooms] == [5 * GIB, 10 * GIB]
 
 
 def test_a_replica_of_one_stage_is_asked_for_where_no_copy_is(mesh: Mesh) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from nodes.model_manifest import MANIFEST
 from tests.processes import wait_until
 from tests.ray.machines import RayMachines, wait_gone
-from tests.ray.mesh import end, ray_only, running_mesh, start_mesh
+from tests.ray.mesh import end, ray_only, start_mesh, wait_whole
 
 pytestmark = ray_only
 
@@ -46,7 +46,7 @@ def all_of(machines: RayMachines) -> set[int]:
     return {pid for address in machines.raylets for pid in machines.pids(address)}
 
 
-def test_of_a_killed_launcher_nothing_is_left_on_the_cluster_which_goes_on(
+def test_a_killed_actor_comes_back_with_its_node_and_of_a_killed_launcher_nothing_is_left_on_the_cluster(
     machines: RayMachines, toy_folder: Folder, var_dir: Path
 ) -> None:
     before = all_of(machines)
@@ -56,6 +56,15 @@ def test_of_a_killed_launcher_nothing_is_left_on_the_cluster_which_goes_on(
         nodes, own = nodes_of(machines, before), below(mesh.process.pid)
         assert len(nodes) == 6, "two actors, and gunicorn's master and worker under each"
         look_for_the_secret(machines, mesh.data, [*nodes, *own])
+
+        tree = below(named(nodes, "NodeActor")[0])
+        assert len(tree) == 3
+        os.kill(tree[0], signal.SIGKILL)
+        wait_gone(tree)
+        wait_whole(mesh, 1, 60)
+        assert mesh.ask("hello", 4)
+
+        nodes, own = nodes_of(machines, before), below(mesh.process.pid)
         mesh.process.kill()
         wait_gone([*nodes, *own], 30)
         assert machines.raylets.keys() == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}
@@ -107,22 +116,6 @@ def test_a_plain_end_leaves_nothing_and_says_nothing_of_trouble(toy_folder: Fold
     lines = mesh.log.read_text().splitlines()
     assert lines[-1] == "The mesh has ended."
     assert not [line for line in lines if "Warning" in line or "Killing" in line or "Traceback" in line]
-
-
-def test_a_killed_actor_takes_its_node_along_and_both_come_back(
-    machines: RayMachines, toy_folder: Folder, var_dir: Path
-) -> None:
-    before = all_of(machines)
-    arguments = ["--address", machines.address, "--model", str(toy_folder("llama")), "--shards", "1"]
-    with running_mesh(var_dir, *arguments, environ=machines.environ) as mesh:
-        (actor,) = named(nodes_of(machines, before), "NodeActor")
-        tree = below(actor)
-        assert len(tree) == 3
-        os.kill(actor, signal.SIGKILL)
-        wait_gone(tree)
-        wait_until(lambda: len(mesh.rows()) == 1 and mesh.is_serving(mesh.rows()[0]["url"]), 60)
-        assert [row["url"] for row in mesh.rows()] == mesh.nodes()
-        assert mesh.ask("hello", 4)
 
 
 @pytest.fixture

@@ -22,6 +22,9 @@ from meshsite.ray_places import Room
 HOW_TO_GET_IT = "Ray is not installed: .venv/bin/python -m pip install -r requirements-ray.txt"
 #: Processors that a Ray started here offers at least: nodes share this machine's, as those of the local engine do.
 LEAST_CPUS = 64
+#: Of a Ray that is started here. Its agents would try for 60 s to tell a head process that was killed with the launcher
+#: that the rest was killed too.
+OWN_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
 #: Actors pass a few lines around; Ray would take 30 % of the memory for objects.
 OBJECT_STORE_BYTES = 80_000_000
 SURVEY_SECONDS = 60.0
@@ -73,7 +76,8 @@ class RayCluster:
                 if address:
                     ray.init(address=address, **common)
                 else:
-                    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+                    for name, value in OWN_RAY.items():
+                        os.environ.setdefault(name, value)
                     cpus = max(LEAST_CPUS, os.cpu_count() or 1)
                     ray.init(
                         address="local",

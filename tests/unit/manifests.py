@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,7 +48,13 @@ class Pod:
 
 
 def read(path: Path) -> list[Document]:
-    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+    """The documents of a file, the caller's own to change."""
+    return copy.deepcopy(_parsed(path))
+
+
+@functools.cache
+def _parsed(path: Path) -> list[Document]:
+    return [document for document in yaml.load_all(path.read_text(), Loader=yaml.CSafeLoader) if document]
 
 
 def resources(folder: Path) -> Iterator[Path]:

@@ -16,13 +16,14 @@ from urllib.parse import urlsplit
 import jsonschema
 import kubernetes_validate
 import pytest
+from django.test import Client
 from django.urls import resolve
 
 from meshsite import gunicorn_conf
 from meshsite.options import OPTIONS
 from nodes.amounts import parse_bytes
 from nodes.joining import RESERVE_BYTES
-from nodes.layer_costs import read_costs
+from nodes.layer_costs import LayerCosts, read_costs
 from nodes.layers import LayerRange
 from nodes.machines import Machine
 from nodes.mesh_plan import plan_mesh
@@ -175,6 +176,14 @@ def test_probes_ask_paths_of_the_role_at_its_port(variant: str, pod: Pod) -> Non
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 600  # torch, the model, its proof
 
 
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_a_head_answers_probes_by_address(path: str, settings: Any) -> None:
+    settings.ALLOWED_HOSTS = ["mesh.example.org"]
+    # A pod's address is no name that clients use. 400 would be the host check, 503 is a head that is not running.
+    assert Client().get(path, headers={"host": "10.244.1.7:8000"}).status_code in (200, 503)
+    assert Client().get("/admin/login/", headers={"host": "10.244.1.7:8000"}).status_code == 400
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_selectors_find_pods_and_services_their_port(variant: str) -> None:
     serving = [pod for pod in pods(variant) if pod.component in ("head", "node")]
@@ -234,10 +243,15 @@ def test_a_node_finds_heads_that_are_not_ready_yet(variant: str, pod: Pod) -> No
     assert service["spec"]["ports"][0]["port"] == url.port
 
 
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> LayerCosts:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return read_costs(folder, "float32", 8192, allow_untested=False)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_stages_are_the_split_of_a_plan_and_ask_for_its_memory(variant: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    costs = read_costs(tmp_path, "float32", 8192, allow_untested=False)
+def test_stages_are_the_split_of_a_plan_and_ask_for_its_memory(variant: str, costs: LayerCosts) -> None:
     nodes = [pod for pod in pods(variant) if pod.component == "node"]
     environ = environment(variant, nodes[0])
     plan = plan_mesh(

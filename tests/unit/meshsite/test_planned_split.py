@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,10 @@ def test_without_machines_there_is_nothing_to_ask() -> None:
     with pytest.raises(EngineRefused, match="no machine"):
         plan_split("m", 1, [], run=run)
     assert run.command == []
+
+
+def test_a_launcher_stays_free_of_torch() -> None:
+    code = "import django, sys; django.setup(); import meshsite.planned_split; print('torch' in sys.modules)"
+    environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "meshsite.settings"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -23,7 +23,7 @@ NO_CLUSTER := /etc/postgresql-common/createcluster.d/meshnet-tests.conf
 # How tests are shared out (docs/decisions/0015-test-workers.md); ARGS="-n 0" runs them in one process.
 SPREAD := -n 3 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup clients chromium postgresql run node test test-postgresql test-ray test-bench ray schema chaos soak bench lint format
+.PHONY: help setup clients chromium postgresql run node test test-postgresql test-ray test-bench test-scaling ray schema chaos soak bench lint format
 .NOTPARALLEL:
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make test     install, run the whole suite, on the default model, on PostgreSQL and in a browser too (as root"
 	@echo "              on Debian it installs chromium and postgresql when they are missing)"
 	@echo "make schema   many random requests against the schema of /v1 (MESHNET_SCHEMA_EXAMPLES=500 to each endpoint)"
+	@echo "make test-scaling     replicas of a running mesh come and go under load"
 	@echo "make test-postgresql  every unit test of the database, on PostgreSQL"
 	@echo "make test-ray  the engine on a Ray cluster of three machines (5 minutes; docs/ray.md)"
 	@echo "make ray      install what mesh --engine ray needs into $(VENV)"
@@ -132,6 +133,10 @@ chaos: setup
 
 soak: setup
 	$(CHAOS) soak $(ARGS)
+
+# `manage.py mesh` and `mesh_scale` as an operator uses them, on a toy model: three minutes.
+test-scaling: setup
+	MESHNET_SCALING_TESTS=1 $(PY) -m pytest -q tests/integration/test_scaled_mesh.py $(ARGS)
 
 # The whole benchmark on a toy model; no number is judged.
 test-bench: setup

@@ -1,111 +1,150 @@
-"""`manage.py mesh_scale`: replicas come and go under load, and nobody who chats notices."""
+"""Replicas come and go under load, by orders over the control socket: nobody who chats notices.
+
+A head and nodes as everywhere else, forked from a process that has torch loaded; the launcher's loop runs here.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-import sqlite3
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from django.core.management import call_command
+
+from meshsite.control_socket import ControlSocket
+from meshsite.engine import NodeSpec
+from meshsite.leaving_node import LeavingNode
+from meshsite.local_engine import LocalEngine, local_child
+from meshsite.replicas import Progress, Replicas
+from meshsite.scaler import Scaler
+from meshsite.supervisor import ChildSpec, Supervisor
+from nodes.client import HttpNodeClient
+from nodes.layers import LayerRange
 from tests import processes
-from tests.processes import wait_until
-from tests.real import RealMesh, running_mesh
-from tests.unit.meshsite.children import free_ports
-
-CHATS = 8
-TOKENS = 120
+from tests.processes import SECRET, Served, free_port, wait_until
+from tests.steady_chats import SteadyChats
 
 
-class Chats:
-    """Eight chats at once, one answer after the other, until the end of the context."""
+class Forked:
+    """What the supervisor needs of a process, of one that the tests' forkserver has made."""
 
-    def __init__(self, mesh: RealMesh) -> None:
-        self.mesh = mesh
-        self.alone = [self.ask(chat) for chat in range(CHATS)]
-        self.counts = [0] * CHATS
-        self.stopping = threading.Event()
+    def __init__(self, served: Served) -> None:
+        self._process = served.process
+        self.pid: int = served.process.pid
 
-    def ask(self, chat: int) -> str:
-        status, _, body = processes.call(
-            f"{self.mesh.data['head']}/v1/chat/completions",
-            "POST",
-            {
-                "model": self.mesh.model, "temperature": 0, "max_tokens": TOKENS,
-                "messages": [{"role": "user", "content": f"{chat}. Tell me more of it"}],
-            },
-            {"Authorization": f"Bearer {self.mesh.data['api_key']}"},
-            timeout=60,
-        )  # fmt: skip
-        assert status == 200, body
-        return str(json.loads(body)["choices"][0]["message"]["content"])
+    @property
+    def returncode(self) -> int | None:
+        code: int | None = self._process.exitcode
+        return code
 
-    def keep_asking(self, chat: int) -> None:
-        while not self.stopping.is_set():
-            assert self.ask(chat) == self.alone[chat]
-            self.counts[chat] += 1
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        self._process.terminate()
+
+
+def fork(spec: ChildSpec, output: IO[bytes]) -> Any:
+    served = Served(dict(spec.env), "gunicorn_node.py", Path(spec.env["MESHNET_VAR_DIR"]))
+    return Forked(served.start())
+
+
+class Mesh:
+    """One head, and replicas of two stages under a scaler."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder, self.model = folder, model
+        self.said: list[str] = []
+        self.head = processes.head(folder / "head", model, [])
+        self.engine = LocalEngine(
+            folder / "logs",
+            self.said.append,
+            make_child=local_child({}, folder, folder),
+            leave=lambda url: LeavingNode(lambda: HttpNodeClient(url, SECRET), 60),
+            ports={},
+            next_port=free_port(),
+            supervisor=Supervisor([], folder / "logs", self.said.append, launch=fork),
+        )
+        self.replicas = Replicas(self.engine, self._specs, self.said.append, wanted=1, most=4)
+        self.scaler = Scaler(self.replicas, self.said.append)
+
+    def _specs(self, replica: int) -> list[NodeSpec]:
+        settings = {
+            "MESHNET_ROLE": "node",
+            "MESHNET_SECRET": SECRET,
+            "MESHNET_MODEL": str(self.model),
+            "MESHNET_THREADS": "1",
+            "MESHNET_HEADS": self.head.url,
+        }
+        return [
+            NodeSpec(
+                f"node{2 * replica + stage - 2}", replica, stage, LayerRange.parse(layers),
+                {**settings, "MESHNET_LAYERS": layers},
+            )
+            for stage, layers in ((1, "0:2"), (2, "2:4"))
+        ]  # fmt: skip
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        with ThreadPoolExecutor(CHATS) as pool:
-            asking = [pool.submit(self.keep_asking, chat) for chat in range(CHATS)]
-            try:
-                yield
-                counted = list(self.counts)
-                # Each chat goes on after the last change.
-                wait_until(lambda: all(a < b for a, b in zip(counted, self.counts, strict=True)) or _failed(asking), 60)
-            finally:
-                self.stopping.set()
-            for future in asking:
-                future.result()
+    def running(self) -> Iterator[str]:
+        """The mesh with one replica; an API key."""
+        key = processes.prepare_head(self.head)
+        self.head.start()
+        try:
+            with ControlSocket(self.folder, self.scaler.answer):
+                self.step_until(lambda: self.replicas.last_order.progress is Progress.REACHED)
+                self.head.wait_ready()
+                yield key
+        finally:
+            self.head.stop()
+            self.engine.stop(lambda seconds: False)
 
+    def step_until(self, condition: Callable[[], bool]) -> None:
+        def look() -> bool:
+            self.scaler.step()
+            return condition()
 
-def _failed(futures: list[Any]) -> bool:
-    return any(future.done() and future.exception() is not None for future in futures)
+        wait_until(look, 60, f"the replicas stay as they are: {self.replicas.states}")
 
+    def scale(self, replicas: int) -> dict[str, Any]:
+        """The command in a thread of its own, and the launcher's loop in this one, which is the one that forks."""
+        out, err = io.StringIO(), io.StringIO()
+        with ThreadPoolExecutor(1) as pool:
+            command: Future[Any] = pool.submit(
+                call_command, "mesh_scale", "--replicas", str(replicas), "--json", stdout=out, stderr=err
+            )
+            self.step_until(command.done)
+            command.result()
+        report: dict[str, Any] = json.loads(out.getvalue())
+        return report
 
-def scale(mesh: RealMesh, replicas: int) -> dict[str, Any]:
-    done = mesh.manage("mesh_scale", "--replicas", str(replicas), "--json")
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    assert report["order"]["progress"] == "reached"
-    return report
-
-
-def steps(mesh: RealMesh, url: str) -> int:
-    headers = {"Authorization": f"Bearer {mesh.data['mesh_secret']}"}
-    status, _, body = processes.call(f"{url}/sessions", headers=headers)
-    assert status == 200, body
-    hits: int = json.loads(body)["stats"]["hits"]
-    return hits
-
-
-def rows(mesh: RealMesh) -> list[str]:
-    with closing(sqlite3.connect(mesh.var_dir / "meshnet.sqlite3")) as database:
-        return [url for (url,) in database.execute("SELECT url FROM nodes_node ORDER BY url")]
+    def steps(self, url: str) -> int:
+        client = HttpNodeClient(url, SECRET)
+        hits: int = client.sessions(timeout=5)["stats"]["hits"]
+        client.close()
+        return hits
 
 
 def test_from_one_replica_to_two_and_back_under_load_no_chat_fails_and_no_text_changes(
-    toy_folder: Callable[[str], Path], tmp_path: Path
+    toy_folder: Callable[[str], Path], tmp_path: Path, settings: Any
 ) -> None:
-    arguments = ("--shards", "1", "--port", str(free_ports(3)))
-    with running_mesh(tmp_path / "var", *arguments, folder=toy_folder("llama")) as mesh:
-        (first,) = mesh.data["nodes"]
-        chats = Chats(mesh)
+    settings.MESHNET_VAR_DIR = tmp_path
+    mesh = Mesh(tmp_path, toy_folder("llama"))
+    with mesh.running() as key:
+        chats = SteadyChats(mesh.head.url, key, mesh.model.name)
         with chats.running():
-            report = scale(mesh, 2)
-            assert [(node["name"], node["replica"], node["state"]) for node in report["nodes"]] == [
-                ("node1", 1, "ready"),
-                ("node2", 2, "ready"),
-            ]
-            second = report["nodes"][1]["url"]
-            assert json.loads((mesh.var_dir / "mesh.json").read_text())["nodes"] == [first, second]
-            wait_until(lambda: steps(mesh, second) > 0, 20, "the new replica is not used")
-            report = scale(mesh, 1)
-            assert [node["name"] for node in report["nodes"]] == ["node1"]
-            assert json.loads((mesh.var_dir / "mesh.json").read_text())["nodes"] == [first]
-        wait_until(lambda: rows(mesh) == [first], 20, "the row of the retired node stays")
+            nodes = mesh.scale(2)["nodes"]
+            assert [(node["replica"], node["layers"], node["state"]) for node in nodes] == [
+                (1, "0:2", "ready"), (1, "2:4", "ready"), (2, "0:2", "ready"), (2, "2:4", "ready"),
+            ]  # fmt: skip
+            mesh.step_until(lambda: all(mesh.steps(node["url"]) > 0 for node in nodes))
+            nodes = mesh.scale(1)["nodes"]
+            assert [(node["replica"], node["layers"]) for node in nodes] == [(1, "0:2"), (1, "2:4")]
+    assert not any("Killing" in line for line in mesh.said)

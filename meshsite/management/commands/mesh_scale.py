@@ -37,6 +37,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         self._json = bool(options["json"])
+        if not options["timeout"] >= 0:  # nan neither
+            raise CommandError(f"--timeout {options['timeout']}: that is no time. Name seconds, such as 600.")
         try:
             if options["replicas"] is None:
                 self._show(self._ask({"do": "status"}))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,16 +16,10 @@ from typing import Any
 from meshsite import ray_actor
 from meshsite.engine import EngineRefused
 from meshsite.ray_actor import NodeActor, Order
+from meshsite.ray_host import RayHost
 from meshsite.ray_places import Room
 
 HOW_TO_GET_IT = "Ray is not installed: .venv/bin/python -m pip install -r requirements-ray.txt"
-#: Processors that a Ray started here offers at least: nodes share this machine's, as those of the local engine do.
-LEAST_CPUS = 64
-#: Of a Ray that is started here. Its agents would try for 60 s to tell a head process that was killed with the launcher
-#: that the rest was killed too.
-OWN_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
-#: Actors pass a few lines around; Ray would take 30 % of the memory for objects.
-OBJECT_STORE_BYTES = 80_000_000
 SURVEY_SECONDS = 60.0
 
 
@@ -51,11 +44,11 @@ class RayMachine:
 class RayCluster:
     """A connection to a cluster, or a cluster of its own on this machine. Main thread only."""
 
-    def __init__(self, ray: Any, own: bool) -> None:
+    def __init__(self, ray: Any, host: RayHost | None) -> None:
         from ray.util import get_node_ip_address
 
         self._ray = ray
-        self.is_own = own
+        self._host = host
         self.address_here: str = get_node_ip_address()
         # The actor's module must arrive where the project is not (meshsite/ray_actor.py).
         ray.cloudpickle.register_pickle_by_value(ray_actor)
@@ -71,26 +64,18 @@ class RayCluster:
                 import ray
             except ImportError:
                 raise EngineRefused(HOW_TO_GET_IT) from None
-            common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+            host = None
             try:
-                if address:
-                    ray.init(address=address, **common)
-                else:
-                    for name, value in OWN_RAY.items():
-                        os.environ.setdefault(name, value)
-                    cpus = max(LEAST_CPUS, os.cpu_count() or 1)
-                    ray.init(
-                        address="local",
-                        num_cpus=cpus,
-                        object_store_memory=OBJECT_STORE_BYTES,
-                        include_dashboard=False,  # a page from which anybody on this machine could start programs
-                        **common,
-                    )
+                host = None if address else RayHost()
+                ray.init(
+                    address=address if host is None else host.address, log_to_driver=False, logging_level=logging.ERROR
+                )
             except (ConnectionError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
+                if host is not None:
+                    host.end()
                 what = f"The Ray cluster {address} cannot be used" if address else "Ray cannot be started here"
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                raise EngineRefused(f"{what}: {reason}") from None
-        return cls(ray, own=not address)
+                raise EngineRefused(f"{what}: {_first_line(error)}") from None
+        return cls(ray, host)
 
     def machines(self) -> list[RayMachine]:
         """Those that live, in the order of their names."""
@@ -202,6 +187,8 @@ class RayCluster:
         """Leaves the cluster; one that was started here ends."""
         with _signals_kept():
             self._ray.shutdown()
+        if self._host is not None:
+            self._host.end()
 
 
 @contextlib.contextmanager

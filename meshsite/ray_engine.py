@@ -26,8 +26,8 @@ from meshsite.ray_cluster import ActorAway, ActorLost, RayCluster, RayMachine
 from meshsite.ray_places import Place, Room, assign, emptiest, interchangeable, why_not_placed
 from nodes.machines import Machine
 
-#: How long a retired node may go on with what it holds: as long as a generation may take by default.
-LEAVE_SECONDS = 3600.0
+#: How long the sessions of a retired node may go on there, as under the local engine.
+LEAVE_SECONDS = 120.0
 #: Longer than a node needs to end in order (meshsite/supervisor.py).
 STOP_SECONDS = 10.0
 KILL_SECONDS = 2.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 from meshsite import ray_actor
 from meshsite.engine import EngineRefused
 from meshsite.ray_actor import NodeActor, Order
-from meshsite.ray_host import RayHost
+from meshsite.ray_host import OWN_RAY, RayHost
 from meshsite.ray_places import Room
 
 HOW_TO_GET_IT = "Ray is not installed: .venv/bin/python -m pip install -r requirements-ray.txt"
@@ -59,6 +60,9 @@ class RayCluster:
         """To the cluster at `address` (host:port, or `auto` for one that runs on this machine); starts one for an
         empty address, which ends with this process. Raises EngineRefused.
         """
+        if not address:
+            for name, value in OWN_RAY.items():  # before Ray is imported, which looks at once
+                os.environ.setdefault(name, value)
         with _signals_kept():
             try:
                 import ray

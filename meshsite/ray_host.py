@@ -21,16 +21,14 @@ LEAST_CPUS = 64
 #: Actors pass a few lines around; Ray would take 30 % of the memory for objects.
 OBJECT_STORE_BYTES = 80_000_000
 END_SECONDS = 20.0
-#: Ray's programs for this host: nobody is told of its use, and whoever connects needs the token.
-ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
+#: Environment of a Ray of one's own: nobody is told of its use, and whoever connects needs the token.
+OWN_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
 
 
 class RayHost:
-    """The process, as the launcher knows it. Raises OSError with what Ray said when it could not be started."""
+    """The process, as the launcher knows it, with the launcher's environment. Raises OSError with what Ray said when it could not be started."""
 
     def __init__(self) -> None:
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
         with TemporaryFile("w+") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "meshsite.ray_host"],

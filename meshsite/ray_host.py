@@ -26,7 +26,10 @@ OWN_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
 
 
 class RayHost:
-    """The process, as the launcher knows it, with the launcher's environment. Raises OSError with what Ray said when it could not be started."""
+    """The process, as the launcher knows it, with the launcher's environment.
+
+    Raises OSError with what Ray said when it could not be started.
+    """
 
     def __init__(self) -> None:
         with TemporaryFile("w+") as errors:

@@ -11,6 +11,7 @@ import pytest
 from meshsite import ray_start
 from meshsite.engine import EngineRefused
 from meshsite.ray_cluster import HOW_TO_GET_IT, RayCluster, RayMachine
+from meshsite.ray_host import OWN_RAY
 from meshsite.ray_places import Room
 from meshsite.ray_start import start_ray_engine
 
@@ -79,6 +80,8 @@ def test_a_cluster_that_the_mesh_cannot_use_is_left_again(monkeypatch: pytest.Mo
 def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
+    for name in OWN_RAY:  # which it sets, and this takes back
+        monkeypatch.setenv(name, "")
     nothing: Any = None
     monkeypatch.setitem(sys.modules, "ray", nothing)
     with pytest.raises(EngineRefused) as refused:

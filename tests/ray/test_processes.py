@@ -110,8 +110,8 @@ def test_of_a_killed_launcher_the_ray_that_it_started_is_gone_too(toy_folder: Fo
 def test_a_plain_end_leaves_nothing_and_says_nothing_of_trouble(toy_folder: Folder, var_dir: Path) -> None:
     mesh = start_mesh(var_dir, "--model", str(toy_folder("llama")))
     pids = below(mesh.process.pid)
-    mesh.process.send_signal(signal.SIGINT)
-    assert mesh.process.wait(30) == 0, mesh.log.read_text()
+    end(mesh)
+    assert mesh.process.returncode == 0, mesh.log.read_text()
     wait_gone(pids, 2)
     lines = mesh.log.read_text().splitlines()
     assert lines[-1] == "The mesh has ended."

@@ -18,7 +18,7 @@ def machines() -> Iterator[RayMachines]:
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def mesh(machines: RayMachines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayMesh]:
     """One replica of the default model in two stages."""
     var_dir = tmp_path_factory.mktemp("ray") / "var"

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from meshsite.ray_places import Room
 
 HOW_TO_GET_IT = "Ray is not installed: .venv/bin/python -m pip install -r requirements-ray.txt"
 SURVEY_SECONDS = 60.0
+CONNECT_SECONDS = 5.0
 
 
 class ActorAway(Exception):  # reads as what happened
@@ -60,7 +62,9 @@ class RayCluster:
         """To the cluster at `address` (host:port, or `auto` for one that runs on this machine); starts one for an
         empty address, which ends with this process. Raises EngineRefused.
         """
-        if not address:
+        if address:
+            check_address(address)
+        else:
             for name, value in OWN_RAY.items():  # before Ray is imported, which looks at once
                 os.environ.setdefault(name, value)
         with _signals_kept():
@@ -193,6 +197,21 @@ class RayCluster:
             self._ray.shutdown()
         if self._host is not None:
             self._host.end()
+
+
+def check_address(address: str) -> None:
+    """Raises EngineRefused for what is no address of a cluster, or where nobody listens: Ray would try for 80 s."""
+    if address == "auto":
+        return
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or "/" in host or not (port.isascii() and port.isdecimal()):
+        raise EngineRefused(
+            f"--address {address}: name a Ray cluster as host:port, or auto for the one that runs here."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise EngineRefused(f"The Ray cluster {address} cannot be used: nobody answers there ({error}).") from None
 
 
 @contextlib.contextmanager

@@ -77,6 +77,18 @@ def test_a_cluster_that_the_mesh_cannot_use_is_left_again(monkeypatch: pytest.Mo
     assert cluster.is_closed
 
 
+@pytest.mark.parametrize("address", ["local", "ray://10.0.0.1:10001", "10.0.0.1", ":6379", "10.0.0.1:x"])
+def test_what_is_not_the_address_of_a_cluster_is_refused(address: str) -> None:
+    with pytest.raises(EngineRefused, match=r"name a Ray cluster as host:port"):
+        RayCluster.connect(address)
+
+
+@pytest.mark.parametrize("port", [1, 99999])
+def test_where_nobody_listens_is_said_at_once(port: int) -> None:
+    with pytest.raises(EngineRefused, match=f"The Ray cluster 127.0.0.1:{port} cannot be used: nobody answers there"):
+        RayCluster.connect(f"127.0.0.1:{port}")
+
+
 def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

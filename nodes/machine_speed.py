@@ -1,4 +1,4 @@
-"""How fast this machine reads weights in a decode step, measured within a second. Loads torch.
+"""How fast this machine reads weights in a decode step, measured within a second, and its free memory. Loads torch.
 
 One row is multiplied with one matrix after the other, together larger than any cache, as a node multiplies them: on
 the CPU in fp32 through blocked weights (nodes/blocked_linear.py). In a process of its own: `python -m
@@ -17,6 +17,7 @@ from torch import nn
 
 from nodes.blocked_linear import block_weights
 from nodes.framing import DTYPES
+from nodes.memory import available_bytes
 
 #: 12 matrices of 2048 x 2048 are 200 MB in fp32, which no cache of a usual machine holds.
 WIDTH = 2048
@@ -54,6 +55,13 @@ def measure_speed(
         # What else runs on the machine only ever makes a pass slower.
         fastest = min(fastest, clock() - start)
     return two_digits(size / fastest)
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory that is free where this device computes; None where nobody says."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_bytes()
 
 
 def two_digits(value: float) -> float:

@@ -15,7 +15,6 @@ from nodes.amounts import human_bytes
 from nodes.errors import MeshnetError
 from nodes.layers import LayerRange
 from nodes.machines import Machine
-from nodes.memory import available_bytes
 from nodes.mesh_plan import MachineText, MeshPlan
 from nodes.table import aligned
 
@@ -75,6 +74,8 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if len({machine.name for machine in options["machines"]}) < len(options["machines"]):
+            raise CommandError("Two machines have the same name.")
         from nodes.joining import RESERVE_BYTES
         from nodes.kv_plan import config_folder
         from nodes.layer_costs import read_costs
@@ -108,22 +109,22 @@ class Command(BaseCommand):
 
     def _machines(self, options: dict[str, Any]) -> list[Machine]:
         named: list[MachineText] = options["machines"]
-        if len({machine.name for machine in named}) < len(named):
-            raise CommandError("Two machines have the same name.")
         if named and all(machine.bytes_per_second for machine in named):
             return [machine.with_speed(0) for machine in named]
-        from nodes.machine_speed import measure_speed
+        from nodes.machine_speed import free_bytes, measure_speed
 
         speed = measure_speed(device=settings.MESHNET_DEVICE, dtype=options["dtype"], threads=settings.MESHNET_THREADS)
-        return [machine.with_speed(speed) for machine in named] or [_this_machine(speed)]
+        return [machine.with_speed(speed) for machine in named] or [
+            _this_machine(speed, free_bytes(settings.MESHNET_DEVICE))
+        ]
 
 
-def _this_machine(speed: float) -> Machine:
-    memory = available_bytes()
+def _this_machine(speed: float, memory: int | None) -> Machine:
     if memory is None:
         raise CommandError("This machine does not say how much memory it has: name it with --machine here=8GiB.")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine("this machine", memory, speed, cpus=float(cores))
+    gpus = 0.0 if settings.MESHNET_DEVICE == "cpu" else 1.0
+    return Machine("this machine", memory, speed, cpus=float(cores), gpus=gpus)
 
 
 def _text(plan: MeshPlan, dtype: str) -> str:

@@ -33,6 +33,12 @@ def test_the_matrices_are_larger_than_caches() -> None:
     assert machine_speed.MATRICES * machine_speed.WIDTH**2 * 4 > 150e6
 
 
+def test_memory_is_counted_where_the_device_computes(monkeypatch: Any) -> None:
+    monkeypatch.setattr(machine_speed, "available_bytes", lambda: 7)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80, 90))
+    assert (machine_speed.free_bytes("cpu"), machine_speed.free_bytes("cuda:0")) == (7, 80)
+
+
 def test_two_digits_are_kept() -> None:
     assert [two_digits(value) for value in (12_345_678_901.0, 987.0, 1.26)] == [12_000_000_000.0, 990.0, 1.3]
 

@@ -63,13 +63,20 @@ def test_a_cut_by_hand_and_replicas(folder: Path) -> None:
 def test_without_machines_it_is_this_one_measured(folder: Path, monkeypatch: Any) -> None:
     asked = {}
     monkeypatch.setattr("nodes.machine_speed.measure_speed", lambda **options: asked.update(options) or 5e6)
-    monkeypatch.setattr("nodes.management.commands.mesh_plan.available_bytes", lambda: 4 * 2**30)
+    monkeypatch.setattr("nodes.machine_speed.available_bytes", lambda: 4 * 2**30)
     data = json.loads(run("--model", str(folder), "--json", "--dtype", "bfloat16", "--layer-ms", "0"))
     stages = data["stages"]
     assert [stage["machines"] for stage in stages] == [["this machine"]] * 2
     assert stages[0]["compute_ms"] == stages[0]["weight_bytes"] * 2 / 5e6 * 1e3
     assert data["token_ms"] == pytest.approx(sum(stage["weight_bytes"] for stage in stages) / 5e6 * 1e3 + 3)
     assert (asked["device"], asked["dtype"]) == ("cpu", "bfloat16")
+
+
+def test_a_machine_that_does_not_say_its_memory_has_to_be_named(folder: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("nodes.machine_speed.measure_speed", lambda **options: 5e6)
+    monkeypatch.setattr("nodes.machine_speed.available_bytes", lambda: None)
+    with pytest.raises(CommandError, match="--machine here=8GiB"):
+        run("--model", str(folder))
 
 
 def test_a_machine_without_a_speed_is_as_fast_as_this_one(folder: Path, monkeypatch: Any) -> None:
@@ -115,10 +122,10 @@ def test_wrong_usage_is_said(folder: Path, arguments: tuple[str, ...], message: 
         run("--model", str(folder), *arguments)
 
 
-def test_its_exit_codes_are_in_its_help_and_true(folder: Path, tmp_path: Path) -> None:
+def test_its_exit_codes_are_in_its_help_and_true(tmp_path: Path) -> None:
     text = " ".join(Command().create_parser("manage.py", "mesh_plan").format_help().split())
     assert "Exit codes: 0 planned; 1 it cannot be done so; 2 wrong usage." in text
-    refused = manage("mesh_plan", "--model", str(folder), *MACHINES, "--shards", "9", var_dir=tmp_path)
+    refused = manage("mesh_plan", *MACHINES, *MACHINES, var_dir=tmp_path)  # before torch is loaded
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "not 9" in refused.stderr and "Traceback" not in refused.stderr
+    assert "same name" in refused.stderr and "Traceback" not in refused.stderr
     assert manage("mesh_plan", "--shards", "ten", var_dir=tmp_path).returncode == 2

@@ -82,8 +82,9 @@ class ControlSocket:
 
     def _reply(self, connection: socket.socket) -> Mapping[str, Any]:
         try:
-            _check_peer(connection)
-            return self._answer(_parse(_read_line(connection, MOST_BYTES, ANSWER_SECONDS)))
+            line = _read_line(connection, MOST_BYTES, ANSWER_SECONDS)
+            _check_peer(connection)  # not before it has said all: it would not read the answer
+            return self._answer(_parse(line))
         except ControlRefused as error:
             return {"error": str(error)}
         except Exception as error:  # a request must not end the thread
@@ -98,11 +99,13 @@ def ask(var_dir: Path, request: Request) -> dict[str, Any]:
             connection.settimeout(ASK_SECONDS)
             with _short(path) as short:
                 connection.connect(short)
-            connection.sendall(json.dumps(request).encode() + b"\n")
+            with contextlib.suppress(BrokenPipeError):  # the answer may be there all the same
+                connection.sendall(json.dumps(request).encode() + b"\n")
             answer = _parse(_read_line(connection, MOST_ANSWER_BYTES, ASK_SECONDS))
     except (FileNotFoundError, ConnectionRefusedError):
         raise NoAnswer(
-            f"No mesh is running on {var_dir}: start one with `manage.py mesh`, or set MESHNET_VAR_DIR to its folder."
+            f"No mesh is running on {var_dir}, or it is still starting: start one with `manage.py mesh`, or set "
+            "MESHNET_VAR_DIR to its folder."
         ) from None
     except PermissionError:
         raise NoAnswer(f"{path} belongs to whoever started the mesh: ask as that user.") from None

@@ -20,15 +20,16 @@ ASK_SECONDS = 4.0
 STALE_SECONDS = 10.0
 
 
-def scrape(head_url: str) -> str:
-    """A head's metrics. Raises OSError or HTTPException."""
+def scrape(head_url: str, token: str = "") -> str:
+    """A head's metrics; the token is for a head that is not on loopback. Raises OSError or HTTPException."""
     parts = urlsplit(head_url)
     connection = HTTPConnection(parts.hostname or "", parts.port, timeout=ASK_SECONDS)
     try:
-        connection.request("GET", "/metrics", headers={"Connection": "close"})
+        authorization = {"Authorization": f"Bearer {token}"} if token else {}
+        connection.request("GET", "/metrics", headers={"Connection": "close", **authorization})
         response = connection.getresponse()
         if response.status != 200:
-            raise HTTPException(f"{head_url} answers {response.status}")
+            raise HTTPException(f"{head_url}/metrics answers {response.status}")
         return response.read().decode()
     finally:
         connection.close()
@@ -40,11 +41,14 @@ class LoadWatch:
     def __init__(
         self,
         head_urls: Sequence[str],
+        say: Callable[[str], None],
         *,
         scrape: Callable[[str], str] = scrape,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._head_urls = head_urls
+        self._say = say
+        self._said = ""
         self._scrape = scrape
         self._clock = clock
         self._stop = threading.Event()
@@ -70,8 +74,12 @@ class LoadWatch:
         try:
             texts = [self._scrape(url) for url in self._head_urls]
             self._seen = (self._clock(), load_of(texts))
-        except (OSError, HTTPException, ValueError):
+            self._said = ""
+        except (OSError, HTTPException, ValueError) as error:
             self._seen = None
+            if not self._said:
+                self._said = f"Autoscaling does nothing while a head does not say what waits: {error}"
+                self._say(self._said)
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -72,8 +72,11 @@ class LocalEngine:
         for spec in specs:
             port = self._ports.pop(spec.name, 0) or self._free_port()
             child = self._make_child(spec, port)
+            try:
+                self._supervisor.add(child)
+            except OSError as error:
+                raise EngineRefused(f"The log of {spec.name} cannot be written: {error}.") from None
             self._nodes[spec.name] = _Node(spec, child.url)
-            self._supervisor.add(child)
 
     def retire(self, names: Sequence[str]) -> None:
         children = self._children()

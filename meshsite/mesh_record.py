@@ -42,12 +42,16 @@ class MeshRecord:
         return self.mesh
 
     def note(self, states: Sequence[NodeState]) -> None:
-        """These nodes there are now; writes what has changed."""
+        """These nodes there are now; writes what has changed. What cannot be written is tried again the next time."""
         urls = urls_of(states)
         if urls != self.mesh.nodes:
             gone = set(self.mesh.nodes) - set(urls)
-            self.mesh = replace(self.mesh, nodes=urls)
-            self.mesh.write(self._var_dir)
+            mesh = replace(self.mesh, nodes=urls)
+            try:
+                mesh.write(self._var_dir)
+            except OSError:  # a full disk is no reason to end a mesh that runs
+                return
+            self.mesh = mesh
             self._due += [(self._clock() + after, url) for url in sorted(gone) for after in FORGET_AFTER]
         due = [entry for entry in self._due if entry[0] <= self._clock()]
         if due:

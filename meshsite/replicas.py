@@ -130,6 +130,7 @@ class Replicas:
         for _ in range(-surplus):
             number = next(candidate for candidate in range(1, len(numbers) + 2) if candidate not in numbers)
             numbers.add(number)
+            self._added.add(number)
             try:
                 self._engine.add(self._make(number))
             except EngineRefused as error:
@@ -137,7 +138,6 @@ class Replicas:
                     raise
                 self._fail(order, str(error))
                 return
-            self._added.add(number)
 
     def _judge(self, order: Order) -> None:
         groups = _groups(self._engine.states())

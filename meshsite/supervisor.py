@@ -186,7 +186,7 @@ class Supervisor:
             if child.process is not None and child.process.poll() is not None:
                 self._ended(child, child.process.returncode, starting)
             if child.process is None and child.start_at is not None and child.start_at <= self._clock():
-                self._start(child)
+                self._start(child, starting)
         self._ask([child for child in self.children if child.process is not None and child.ready_at is None])
 
     def tell_to_stop(self) -> None:
@@ -236,10 +236,13 @@ class Supervisor:
         for line in child.log.problems():
             self._say(f"{child.spec.name}: {line}")
 
-    def _start(self, child: Child) -> None:
-        child.process = self._launch(child.spec, child.log.output)
+    def _start(self, child: Child, starting: bool) -> None:
         child.started_at = self._clock()
         child.ready_at = None
+        try:
+            child.process = self._launch(child.spec, child.log.output)
+        except OSError as error:  # no memory or no process left: the others go on, and this one may later
+            self._put_off(child, f"could not be started ({error.strerror})", "", starting)
 
     def _ask(self, children: Sequence[Child]) -> None:
         for child in children:
@@ -262,14 +265,18 @@ class Supervisor:
         self._report(child)
         if child.ready_at is not None and self._clock() - child.ready_at >= SETTLED_SECONDS:
             child.failures = 0
-        child.failures += 1
         child.ready_at = child.probe = None  # what a probe of the ended process says is nothing of the next one
-        name, how = child.spec.name, _ending(code)
+        how = _ending(code)
+        self._put_off(child, how, (child.log.refusal or f"it {how}") if code == REFUSED else "", starting)
+
+    def _put_off(self, child: Child, how: str, refusal: str, starting: bool) -> None:
+        """It is started again after a while; or not at all, for its `refusal` or because it has never served."""
+        name = child.spec.name
+        child.failures += 1
         hopeless = child.failures >= FAILURES_BEFORE_FIRST_ANSWER and not child.was_ready
-        if code == REFUSED or hopeless:
+        if refusal or hopeless:
             child.start_at = None
-            reason = child.log.refusal if code == REFUSED else f"it {how} {child.failures} times"
-            child.refusal = f"{reason or f'it {how}'} (log: {child.log.path})"
+            child.refusal = f"{refusal or f'it {how} {child.failures} times'} (log: {child.log.path})"
             message = f"{name} cannot serve: {child.refusal}"
             if starting:
                 raise StartFailed(message)

@@ -27,7 +27,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connections
 
-from meshsite import engines, local_mesh
+from meshsite import engines, load_watch, local_mesh
 from meshsite.autoscaling import Autoscaling
 from meshsite.control_socket import ControlSocket
 from meshsite.engine import EngineRefused, NodeEngine, NodeSpec
@@ -130,7 +130,7 @@ class Command(BaseCommand):
         record = MeshRecord(mesh, var_dir, _forget)
         with (
             Supervisor(self.head_specs(plan, made, os.environ), var_dir / "logs", self._say) as heads,
-            LoadWatch(plan.head_urls) as load,
+            LoadWatch(plan.head_urls, self._say, scrape=_scrape) as load,
         ):
             engine = self._engine(options)(plan, made, os.environ, self._say)
             plan, fit = self._by_capacity(engine, plan, options)
@@ -267,6 +267,7 @@ class Command(BaseCommand):
             f"  API key  {mesh.api_key}",
             f"  Admin    {mesh.head}/admin/   {login}",
             *([] if plan.replicas == 1 else [f"  Nodes    {nodes_line(plan)}"]),
+            *([] if plan.heads == 1 else [f"  Heads    {', '.join(plan.head_urls)}"]),
             f"  Logs     {plan.var_dir / 'logs'}",
             "",
             "Try it:",
@@ -309,6 +310,10 @@ def curl_line(mesh: MeshFile, model: str) -> str:
         "-d", json.dumps(body),
     )  # fmt: skip
     return shlex.join(words)
+
+
+def _scrape(head_url: str) -> str:
+    return load_watch.scrape(head_url, settings.MESHNET_METRICS_TOKEN)
 
 
 def _forget(urls: Collection[str]) -> bool:

@@ -101,8 +101,7 @@ def standing_line(report: dict[str, Any]) -> str:
 
 
 def progress_line(report: dict[str, Any]) -> str:
-    """`1 of 2 replicas serve; node3 starting, node4 starting`."""
+    """`serving: 1, wanted: 2; node3 starting, node4 starting`."""
     moving = [f"{node['name']} {node['state']}" for node in report["nodes"] if node["state"] != "ready"]
-    return f"{report['serving']} of {report['order']['replicas']} replicas serve" + (
-        f"; {', '.join(moving)}" if moving else ""
-    )
+    line = f"serving: {report['serving']}, wanted: {report['order']['replicas']}"
+    return f"{line}; {', '.join(moving)}" if moving else line

@@ -43,7 +43,7 @@ class Heads:
 
 
 def test_what_was_seen_last_counts_for_a_while(clock: Clock) -> None:
-    watch = LoadWatch(["one"], scrape=Heads(one=ONE).scrape, clock=clock)
+    watch = LoadWatch(["one"], [].append, scrape=Heads(one=ONE).scrape, clock=clock)
     assert watch.latest() is None
     watch.look()
     clock.advance(STALE_SECONDS - 1)
@@ -54,15 +54,18 @@ def test_what_was_seen_last_counts_for_a_while(clock: Clock) -> None:
 
 def test_a_head_that_does_not_answer_makes_the_whole_unknown(clock: Clock) -> None:
     heads = Heads(one=ONE, two=OTHER)
-    watch = LoadWatch(["one", "two"], scrape=heads.scrape, clock=clock)
+    said: list[str] = []
+    watch = LoadWatch(["one", "two"], said.append, scrape=heads.scrape, clock=clock)
     watch.look()
     assert watch.latest() is not None
     del heads.texts["two"]
     watch.look()
+    watch.look()
     assert watch.latest() is None
+    assert said == ["Autoscaling does nothing while a head does not say what waits: two"]
 
 
 def test_what_is_no_exposition_makes_it_unknown_too(clock: Clock) -> None:
-    watch = LoadWatch(["one"], scrape=Heads(one="<html>").scrape, clock=clock)
+    watch = LoadWatch(["one"], [].append, scrape=Heads(one="<html>").scrape, clock=clock)
     watch.look()
     assert watch.latest() is None

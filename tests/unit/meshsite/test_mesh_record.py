@@ -76,6 +76,14 @@ def test_an_address_that_has_a_new_node_is_not_forgotten(tmp_path: Path, clock: 
     assert stage.forgotten == [{"http://b"}]
 
 
+def test_a_file_that_cannot_be_written_ends_nothing_and_is_written_later(tmp_path: Path, clock: Clock) -> None:
+    stage = Stage(tmp_path / "var", clock)
+    stage.record.note([node("a", 1, 1)])
+    (tmp_path / "var").mkdir()
+    stage.record.note([node("a", 1, 1)])
+    assert stage.written() == ("http://a",)
+
+
 def test_what_the_database_could_not_do_is_tried_again(tmp_path: Path, clock: Clock) -> None:
     stage = Stage(tmp_path, clock)
     stage.database_works = False

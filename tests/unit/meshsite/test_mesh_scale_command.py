@@ -59,8 +59,8 @@ def test_it_tells_the_mesh_shows_progress_and_returns_when_it_is_so(stage: Stage
     stage.then = [lambda: None, stage.engine.all_serve]
     stage("--replicas", "2")
     lines = stage.out.getvalue().splitlines()
-    assert "1 of 2 replicas serve; node3 starting, node4 starting" in lines
-    assert "2 of 2 replicas serve" in lines
+    assert "serving: 1, wanted: 2; node3 starting, node4 starting" in lines
+    assert "serving: 2, wanted: 2" in lines
     assert lines[-1] == "2 of 2 replicas serve; no autoscaling."
     assert "node4  2        2:4     ready  http://node4" in stage.out.getvalue()
 
@@ -71,7 +71,7 @@ def test_down_waits_until_the_replica_has_left(stage: Stage) -> None:
     stage.then = [lambda: None, stage.engine.all_leave]
     stage("--replicas", "1")
     assert list(stage.engine.nodes) == ["node1", "node2"]
-    assert "1 of 1 replicas serve; node3 leaving, node4 leaving" in stage.out.getvalue()
+    assert "serving: 1, wanted: 1; node3 leaving, node4 leaving" in stage.out.getvalue()
 
 
 def test_without_a_number_it_shows_how_things_stand(stage: Stage) -> None:
@@ -90,7 +90,7 @@ def test_json_is_one_object_and_the_rest_stands_elsewhere(stage: Stage) -> None:
     stage("--replicas", "2", "--json")
     report = json.loads(stage.out.getvalue())
     assert (report["replicas"], report["serving"], report["order"]["progress"]) == (2, 2, "reached")
-    assert "1 of 2 replicas serve" in stage.err.getvalue()
+    assert "serving: 1, wanted: 2" in stage.err.getvalue()
 
 
 def test_a_node_that_refuses_is_an_error_with_its_reason(stage: Stage) -> None:
@@ -100,7 +100,7 @@ def test_a_node_that_refuses_is_an_error_with_its_reason(stage: Stage) -> None:
 
 
 def test_when_time_is_over_it_says_how_far_it_is(stage: Stage) -> None:
-    with pytest.raises(CommandError, match=r"After 5 s it is not so yet: 1 of 2 replicas serve; node3 starting"):
+    with pytest.raises(CommandError, match=r"After 5 s it is not so yet: serving: 1, wanted: 2; node3 starting"):
         stage("--replicas", "2", "--timeout", "5")
 
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from meshsite.engine import EngineRefused, Stand
+from meshsite.engine import EngineRefused, NodeSpec, Stand
 from meshsite.replicas import OrderRefused, Progress, Replicas
 from tests.unit.meshsite.fake_engine import FakeEngine, Names
 
@@ -114,6 +116,20 @@ def test_an_engine_that_refuses_ends_the_order_too(stage: Stage) -> None:
     stage.replicas.order(2)
     stage.replicas.step()
     assert (stage.progress, stage.replicas.last_order.reason) == (Progress.FAILED, "No machine has room for it.")
+
+
+def test_what_an_engine_began_before_it_refused_is_taken_away(stage: Stage) -> None:
+    add = stage.engine.add
+
+    def add_half(specs: Sequence[NodeSpec]) -> None:
+        add(specs[:1])
+        raise EngineRefused("There is no free port.")
+
+    stage.engine.add = add_half  # type: ignore[method-assign]
+    stage.replicas.order(2)
+    stage.replicas.step()
+    assert stage.progress is Progress.FAILED
+    assert stage.engine.replicas() == [1]
 
 
 def test_an_engine_that_refuses_the_start_is_whoever_starts_ones_to_hear_of() -> None:

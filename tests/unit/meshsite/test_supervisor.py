@@ -173,6 +173,28 @@ def test_a_dismissed_child_that_does_not_obey_is_killed_after_eight_seconds(stag
     assert stage.said == ["Killing one."]
 
 
+def test_a_child_that_the_system_has_no_room_for_is_tried_again_and_the_others_go_on(
+    tmp_path: Path, clock: Clock
+) -> None:
+    stage = Stage(tmp_path, clock, ("one", "two"))
+    room = {"one": False}
+
+    def launch(spec: ChildSpec, output: IO[bytes]) -> Any:
+        if not room.get(spec.name, True):
+            raise OSError(12, "Cannot allocate memory")
+        return stage._launch(spec, output)
+
+    stage.supervisor._launch = launch
+    with stage.supervisor:
+        stage.supervisor.step()
+        assert list(stage.outputs) == ["two"]
+        assert "one could not be started (Cannot allocate memory); it is started again in 1 s" in stage.said[0]
+        room["one"] = True
+        clock.advance(1)
+        stage.supervisor.step()
+        assert list(stage.outputs) == ["two", "one"]
+
+
 def test_the_reason_of_a_refusal_is_kept(stage: Stage) -> None:
     stage.supervisor.step()
     stage.writes("one", "[2026-01-01] [7] [ERROR] Refused to start: it has no layers.\n")

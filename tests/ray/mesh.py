@@ -194,6 +194,7 @@ def start_mesh(var_dir: Path, *arguments: str, environ: dict[str, str] | None = 
     line = process.stdout.readline()
     if not line:
         process.wait(30)
+        process.stdout.close()
         raise AssertionError(f"the mesh did not start:\n{log.read_text()}")
     return RayMesh(json.loads(line), var_dir, process, log, time.monotonic() - began)
 

@@ -3,7 +3,7 @@
 1. `add` reserves a group for a replica: a bundle of processors, GPUs and memory for each stage, spread over machines.
    The bundles are alike where there is room for that, so that any stage may go into any.
 2. Once Ray has found the bundles, `step` gives each stage one of them, copies of a stage apart
-   (meshsite/ray_places.py), and starts an actor in it.
+   (meshsite/ray_placing.py), and starts an actor in it.
 3. `step` asks each actor how its node stands, one question at a time, and waits for none.
 4. A machine dies: Ray finds its bundles another machine and starts their actors there. Until an actor answers from its
    new place its node has no URL, so that the launcher forgets the former one.
@@ -15,15 +15,15 @@ Nothing here imports Ray, which meshsite/ray_cluster.py alone speaks to.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from meshsite.engine import EngineRefused, NodeSpec, NodeState, Say, Stand, Wait
 from meshsite.ray_actor import Order
-from meshsite.ray_cluster import ActorAway, ActorLost, RayCluster, RayMachine
-from meshsite.ray_places import Place, Room, assign, emptiest, interchangeable, why_not_placed
+from meshsite.ray_cluster import ActorAway, ActorLost, RayCluster
+from meshsite.ray_placing import AGAIN_SECONDS, PlacedNode, PlacedReplica, Placing
 from nodes.machines import Machine
 
 #: How long the sessions of a retired node may go on there, as under the local engine.
@@ -33,39 +33,7 @@ STOP_SECONDS = 10.0
 KILL_SECONDS = 2.0
 #: One request to stop may arrive as several signals.
 SAME_REQUEST_SECONDS = 1.0
-#: An actor or group that Ray gave up is made anew after so long.
-AGAIN_SECONDS = 10.0
-#: Ray places bundles within a second where there is room for them.
-EXACT_AFTER_SECONDS = 5.0
 LEFT = "left"
-
-
-@dataclass
-class _Node:
-    spec: NodeSpec
-    state: NodeState
-    bundle: int | None = None
-    machine: str = ""  # Ray's id of the machine from which the actor last answered, or where its bundle is
-    actor: Any = None
-    call: Any = None
-    is_leaving: bool = False
-    start_at: float = 0.0
-
-    @property
-    def room(self) -> Room:
-        return Room.of(self.spec)
-
-
-@dataclass
-class _Replica:
-    number: int
-    nodes: list[_Node]
-    group: Any = None
-    reserve_at: float = 0.0
-    #: What each bundle holds.
-    rooms: list[Room] = field(default_factory=list)
-    #: When the bundles are to be no larger than needed, if Ray has not found a place for them by then.
-    exact_at: float | None = None
 
 
 class RayEngine:
@@ -85,10 +53,9 @@ class RayEngine:
         self._var_dir = var_dir
         self._say = say
         self._clock = clock
-        self._replicas: list[_Replica] = []
-        self._alive: dict[str, RayMachine] = {machine.id: machine for machine in cluster.machines()}
+        self._placing = Placing(cluster, clock)
         # A cluster of one machine whose nodes no other machine could use: they stay on loopback.
-        here = {machine.address for machine in self._alive.values()} == {cluster.address_here}
+        here = {machine.address for machine in self._placing.alive.values()} == {cluster.address_here}
         self._only_at = cluster.address_here if here and not cluster.address_here.startswith("127.") else ""
 
     @property
@@ -96,14 +63,14 @@ class RayEngine:
         """Where nodes will be: the machines' addresses, or loopback alone."""
         if self._only_at:
             return ["127.0.0.1"]
-        return sorted({machine.address for machine in self._alive.values()})
+        return sorted({machine.address for machine in self._placing.alive.values()})
 
     def machines(self) -> list[Machine]:
         """Raises EngineRefused when no machine can hold a node."""
-        self._alive = {machine.id: machine for machine in self._cluster.machines()}
+        self._placing.look()
         found, problems = [], []
         for machine_id, said in self._cluster.survey(str(self._folder)).items():
-            machine = self._alive.get(machine_id)
+            machine = self._placing.alive.get(machine_id)
             if machine is None:
                 continue
             if said["problem"]:
@@ -124,35 +91,35 @@ class RayEngine:
             if any(spec.settings.get(name) for name in ("MESHNET_TLS_CERT", "MESHNET_TLS_KEY")):
                 raise EngineRefused("Nodes on Ray speak plain HTTP: unset MESHNET_TLS_CERT and MESHNET_TLS_KEY.")
         nodes = [
-            _Node(spec, NodeState(spec.name, spec.replica, spec.stage, spec.layers, Stand.PLACING)) for spec in specs
+            PlacedNode(spec, NodeState(spec.name, spec.replica, spec.stage, spec.layers, Stand.PLACING))
+            for spec in specs
         ]
-        replica = _Replica(specs[0].replica, nodes)
-        self._replicas.append(replica)
-        self._reserve(replica)
+        self._placing.add(PlacedReplica(specs[0].replica, nodes))
 
     def retire(self, names: Sequence[str]) -> None:
-        for node in self._nodes():
+        for node in self._placing.nodes:
             if node.spec.name in names:
                 node.is_leaving = True
                 if node.actor is not None:
                     self._tell_to_leave(node)
 
     def step(self) -> None:
-        self._alive = {machine.id: machine for machine in self._cluster.machines()}
-        for replica in self._replicas:
-            self._place(replica)
-        asked = [node.call for node in self._nodes() if node.call is not None]
+        self._placing.look()
+        for replica in self._placing.replicas:
+            for node in self._placing.place(replica):
+                self._start(node, replica)
+        asked = [node.call for node in self._placing.nodes if node.call is not None]
         answered = self._cluster.answers(asked)
-        for node in self._nodes():
+        for node in self._placing.nodes:
             self._hear(node, answered)
-        self._drop_left()
+        self._placing.drop_left()
 
     def states(self) -> list[NodeState]:
-        return [node.state for node in self._nodes()]
+        return [node.state for node in self._placing.nodes]
 
     def stop(self, wait: Wait) -> None:
         began = self._clock()
-        nodes = self._nodes()
+        nodes = self._placing.nodes
         for node in nodes:
             node.is_leaving = True
             node.call = None
@@ -172,68 +139,12 @@ class RayEngine:
         for node in nodes:
             if node.actor is not None:
                 self._cluster.end(node.actor)
-        for replica in self._replicas:
+        for replica in self._placing.replicas:
             self._cluster.release(replica.group)
-        self._replicas = []
+        self._placing.replicas.clear()
         self._cluster.close()
 
-    def _nodes(self) -> list[_Node]:
-        return [node for replica in self._replicas for node in replica.nodes]
-
-    def _held(self, stage: int) -> list[str]:
-        """The machines of the nodes that have a place and hold this stage."""
-        return [node.machine for node in self._nodes() if node.spec.stage == stage and node.machine]
-
-    def _reserve(self, replica: _Replica, *, exact: bool = False) -> None:
-        wanted = [node.room for node in replica.nodes]
-        machines = [machine.room for machine in self._alive.values()]
-        replica.rooms = wanted if exact else interchangeable(wanted, machines)
-        replica.exact_at = None if replica.rooms == wanted else self._clock() + EXACT_AFTER_SECONDS
-        near = None
-        if len(replica.nodes) == 1:
-            (node,) = replica.nodes
-            near = emptiest(self._cluster.free(), node.room, self._held(node.spec.stage))
-        replica.group = self._cluster.reserve(f"meshnet replica {replica.number}", replica.rooms, near)
-
-    def _place(self, replica: _Replica) -> None:
-        """Starts what has a place and no actor yet; says why there is none."""
-        places = self._cluster.places(replica.group)
-        if places is None:
-            self._reserve_anew(replica)
-            return
-        if places:
-            replica.exact_at = None
-        elif replica.exact_at is not None and self._clock() >= replica.exact_at:
-            self._cluster.release(replica.group)
-            self._reserve(replica, exact=True)
-        waiting = [node for node in replica.nodes if node.actor is None and not node.is_leaving]
-        if waiting and all(node.bundle is None for node in replica.nodes) and len(places) == len(replica.rooms):
-            found = [Place(bundle, machine, replica.rooms[bundle]) for bundle, machine in sorted(places.items())]
-            held = {node.spec.stage: self._held(node.spec.stage) for node in replica.nodes}
-            chosen = assign({node.spec.stage: node.room for node in replica.nodes}, found, held)
-            for node in replica.nodes:
-                node.bundle, node.machine = chosen[node.spec.stage].bundle, chosen[node.spec.stage].machine
-        for node in waiting:
-            if node.bundle is not None and self._clock() >= node.start_at:
-                self._start(node, replica)
-        homeless = [node for node in replica.nodes if node.bundle is None or node.bundle not in places]
-        if homeless:
-            reason = why_not_placed([node.room for node in homeless], [one.room for one in self._alive.values()])
-            for node in homeless:
-                if not node.is_leaving and not node.state.url:
-                    node.state = replace(node.state, stand=Stand.PLACING, machine="", reason=reason)
-
-    def _reserve_anew(self, replica: _Replica) -> None:
-        """Somebody removed the group, and its actors with it."""
-        if self._clock() < replica.reserve_at:
-            return
-        replica.reserve_at = self._clock() + AGAIN_SECONDS
-        for node in replica.nodes:
-            self._forget(node, Stand.PLACING, "Ray has removed its group of resources; another one is asked for")
-            node.bundle = None
-        self._reserve(replica)
-
-    def _start(self, node: _Node, replica: _Replica) -> None:
+    def _start(self, node: PlacedNode, replica: PlacedReplica) -> None:
         spec = node.spec
         order = Order(
             name=spec.name,
@@ -245,17 +156,15 @@ class RayEngine:
         )
         assert node.bundle is not None  # noqa: S101  # for the type checker
         node.actor = self._cluster.start(order, replica.group, node.bundle, replica.rooms[node.bundle])
-        node.state = replace(node.state, stand=Stand.STARTING, machine=self._name(node.machine), reason="")
+        node.stands(Stand.STARTING, machine=self._placing.name(node.machine))
 
-    def _hear(self, node: _Node, answered: Sequence[Any]) -> None:
+    def _hear(self, node: PlacedNode, answered: Sequence[Any]) -> None:
         if node.actor is None:
             return
-        if node.machine and node.machine not in self._alive and node.state.stand is not Stand.PLACING:
+        if node.machine and node.machine not in self._placing.alive and node.state.stand is not Stand.PLACING:
             self._say(f"{node.spec.name}: the machine {node.state.machine} is gone; Ray places the node anew.")
             node.machine = ""
-            node.state = replace(
-                node.state, stand=Stand.PLACING, url="", machine="", reason="its machine is gone; Ray places it anew"
-            )
+            node.stands(Stand.PLACING, reason="its machine is gone; Ray places it anew")
         if node.call in answered:
             call, node.call = node.call, None
             try:
@@ -267,10 +176,10 @@ class RayEngine:
         if node.actor is not None and node.call is None:
             node.call = self._cluster.call(node.actor, "look")
 
-    def _take(self, node: _Node, seen: dict[str, Any]) -> None:
+    def _take(self, node: PlacedNode, seen: dict[str, Any]) -> None:
         for line in seen["lines"]:
             self._say(line)
-        if seen["machine"] not in self._alive:
+        if seen["machine"] not in self._placing.alive:
             return  # its last words
         if node.is_leaving:
             if seen["stand"] in (LEFT, Stand.REFUSED):
@@ -283,11 +192,9 @@ class RayEngine:
         if stand is Stand.REFUSED and node.state.stand is not Stand.REFUSED:
             self._say(f"{node.spec.name} cannot serve: {seen['reason']}. It is not started again.")
         node.machine = seen["machine"]
-        node.state = replace(
-            node.state, stand=stand, url=seen["url"], machine=self._name(node.machine), reason=seen["reason"]
-        )
+        node.stands(stand, url=seen["url"], machine=self._placing.name(node.machine), reason=seen["reason"])
 
-    def _away(self, node: _Node) -> None:
+    def _away(self, node: PlacedNode) -> None:
         """The actor cannot be reached. If it ended, Ray starts it again; one that was leaving has left by that.
 
         Its URL stays until it is known to be gone: the node itself may serve on.
@@ -299,31 +206,18 @@ class RayEngine:
             self._say(f"{node.spec.name}: its actor does not answer; Ray starts it again if it is gone.")
             node.state = replace(node.state, stand=Stand.WAITING, reason="its actor does not answer")
 
-    def _lost(self, node: _Node, reason: str) -> None:
-        self._forget(node, Stand.WAITING, f"Ray has given its actor up ({reason}); another one is started")
+    def _lost(self, node: PlacedNode, reason: str) -> None:
+        self._placing.end(node)
+        node.stands(Stand.WAITING, reason=f"Ray has given its actor up ({reason}); another one is started")
         node.start_at = self._clock() + AGAIN_SECONDS
         if not node.is_leaving:
             self._say(f"{node.spec.name}: {node.state.reason}.")
 
-    def _forget(self, node: _Node, stand: Stand, reason: str) -> None:
-        if node.actor is not None:
-            self._cluster.end(node.actor)
-        node.actor = node.call = None
-        node.machine = ""
-        node.state = replace(node.state, stand=stand, url="", machine="", reason=reason)
-
-    def _tell_to_leave(self, node: _Node) -> None:
+    def _tell_to_leave(self, node: PlacedNode) -> None:
         self._cluster.call(node.actor, "retire", LEAVE_SECONDS)
         node.state = replace(node.state, stand=Stand.LEAVING)
 
-    def _drop_left(self) -> None:
-        for replica in list(self._replicas):
-            replica.nodes = [node for node in replica.nodes if node.actor is not None or not node.is_leaving]
-            if not replica.nodes:
-                self._cluster.release(replica.group)
-                self._replicas.remove(replica)
-
-    def _has_left(self, node: _Node, answered: Sequence[Any]) -> bool:
+    def _has_left(self, node: PlacedNode, answered: Sequence[Any]) -> bool:
         if node.call not in answered:
             return False
         call, node.call = node.call, None
@@ -332,13 +226,9 @@ class RayEngine:
         except (ActorAway, ActorLost):
             return True
 
-    def _kill(self, nodes: Sequence[_Node]) -> None:
+    def _kill(self, nodes: Sequence[PlacedNode]) -> None:
         """At once, but not before their processes are swept away."""
         if not nodes:
             return
         self._say(f"Killing {', '.join(node.spec.name for node in nodes)}.")
         self._cluster.answers([self._cluster.call(node.actor, "kill") for node in nodes], KILL_SECONDS)
-
-    def _name(self, machine: str) -> str:
-        found = self._alive.get(machine)
-        return found.name if found is not None else ""

@@ -12,8 +12,9 @@ import pytest
 from meshsite.engine import EngineRefused, NodeSpec, NodeState, Stand
 from meshsite.ray_actor import Order
 from meshsite.ray_cluster import ActorAway, ActorLost, RayMachine
-from meshsite.ray_engine import AGAIN_SECONDS, EXACT_AFTER_SECONDS, STOP_SECONDS, RayEngine
+from meshsite.ray_engine import STOP_SECONDS, RayEngine
 from meshsite.ray_places import Room
+from meshsite.ray_placing import AGAIN_SECONDS, EXACT_AFTER_SECONDS
 from nodes.layers import LayerRange
 from nodes.machines import Machine
 from tests.conftest import Clock

@@ -129,7 +129,8 @@ def _serve(folder: str, count: int, cpus: int, memory: int) -> None:
         out.write(json.dumps({"raylet": add(line.strip())}) + "\n")
         out.flush()
     for node in reversed(nodes):
-        node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+        # Ray's agents of a killed raylet linger for a minute.
+        node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
 
 
 def left_of(pids: list[int]) -> list[int]:

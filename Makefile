@@ -12,6 +12,8 @@ ARGS ?=
 # Programs that the tests of clients run, with libraries of their own.
 CLIENTS := var/clients-venv
 CLIENTS_STAMP := $(CLIENTS)/.installed
+# Says that what `mesh --engine ray` needs is in $(VENV) too.
+RAY_STAMP := $(VENV)/.installed-ray
 # What the browser tests drive; from Debian's package of that name.
 CHROMIUM := /usr/bin/chromium
 # What the database tests make a throw-away cluster with; from Debian's package `postgresql`.
@@ -26,7 +28,8 @@ NO_SERVICES := /usr/sbin/policy-rc.d
 # How tests are shared out (docs/decisions/0015-test-workers.md); ARGS="-n 0" runs them in one process.
 SPREAD := -n 3 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup clients chromium postgresql redis-and-nginx run node test test-postgresql test-bench test-long schema chaos soak bench simulate lint format
+.PHONY: help setup clients chromium postgresql redis-and-nginx run node test test-long test-postgresql test-ray \
+  test-bench test-scaling ray schema chaos soak bench simulate lint format
 .NOTPARALLEL:
 
 help:
@@ -37,6 +40,9 @@ help:
 	@echo "make schema   many random requests against the schema of /v1 (MESHNET_SCHEMA_EXAMPLES=500 to each endpoint)"
 	@echo "make test-long  the long forms of some tests (MESHNET_LONG_TESTS=1), on the default model and in a browser too"
 	@echo "make test-postgresql  every unit test of the database, on PostgreSQL, and all tests of several heads"
+	@echo "make test-scaling     replicas of a running mesh come and go under load"
+	@echo "make test-ray  the engine on a Ray cluster of three machines (5 minutes; docs/ray.md)"
+	@echo "make ray      install what mesh --engine ray needs into $(VENV)"
 	@echo "make chaos    every node of a route, at every kind of step, meets every fault (6 minutes; docs/chaos.md)"
 	@echo "make soak     10 minutes of clients and random faults; ARGS=\"--seconds 60 --seed 7\""
 	@echo "make bench    the mesh side by side with its peers on this machine (ARGS=--quick: within 4 minutes)"
@@ -64,6 +70,13 @@ $(CLIENTS_STAMP): requirements-clients.txt $(STAMP)
 	@echo "== Installing the programs that the tests of clients run"
 	@$(PY) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --quiet -r requirements-clients.txt
+	@touch $@
+
+ray: $(RAY_STAMP)
+
+$(RAY_STAMP): requirements-ray.txt $(STAMP)
+	@echo "== Installing Ray"
+	@$(PY) -m pip install --disable-pip-version-check -r requirements-ray.txt
 	@touch $@
 
 run: setup
@@ -131,6 +144,11 @@ test-long: setup clients chromium postgresql redis-and-nginx
 	MESHNET_LONG_TESTS=1 MESHNET_REAL_MODEL_TESTS=1 MESHNET_POSTGRESQL_TESTS=1 MESHNET_CLIENT_TESTS=1 \
 	  $(PY) -m pytest $(SPREAD) -m long $(ARGS)
 
+# Clusters of Ray on this machine, one of three machines that die by SIGKILL.
+test-ray: setup ray
+	@$(PY) manage.py fetch_model
+	MESHNET_RAY_TESTS=1 $(PY) -m pytest -n 0 -p no:randomly tests/ray $(ARGS)
+
 # Many random requests to a toy mesh; MESHNET_SCHEMA_EXAMPLES says how many to each endpoint.
 schema: setup
 	MESHNET_SCHEMA_EXAMPLES=$${MESHNET_SCHEMA_EXAMPLES:-500} $(PY) -m pytest -q tests/integration/test_schema_over_http.py $(ARGS)
@@ -144,6 +162,10 @@ chaos: setup
 
 soak: setup
 	$(CHAOS) soak $(ARGS)
+
+# `manage.py mesh` and `mesh_scale` as an operator uses them, on a toy model: three minutes.
+test-scaling: setup
+	MESHNET_SCALING_TESTS=1 $(PY) -m pytest -q tests/integration/test_scaled_mesh.py $(ARGS)
 
 # The whole benchmark on a toy model; no number is judged.
 test-bench: setup

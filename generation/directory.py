@@ -164,6 +164,14 @@ class NodeDirectory:
             self._forgotten[url] = self._clock()
             self._asked_at = float("-inf")
 
+    def came(self, url: str) -> None:
+        """A node has announced itself: one that is new here is asked before the next plan, not when news are due."""
+        is_new = all(client.url != url for client in self.fleet)
+        self.fleet.add(url)
+        if is_new:
+            with self._lock:
+                self._asked_at = float("-inf")
+
     def gone(self, url: str) -> None:
         """A node said good-bye: it takes no new session."""
         self.fleet.drop(url)

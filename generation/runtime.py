@@ -247,7 +247,7 @@ def boot_head() -> HeadRuntime:
         max_answers=settings.MESHNET_MAX_ANSWERS,
     )
     node_app.client_provider = lambda: head.clients
-    node_app.announced = head.directory.fleet.add
+    node_app.announced = head.directory.came
     node_app.left = head.directory.gone
 
     def fetch(clients: Sequence[NodeClient]) -> list[NodeSnapshot]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from urllib.parse import urlsplit
 
 from django.contrib.auth import get_user_model
@@ -21,35 +21,44 @@ class NotLoopback(Exception):  # reads as what is wrong
     """A user whose password is printed must not be made for a head that other machines reach."""
 
 
-def prepare(head_url: str, node_urls: Sequence[str], admin_password: str) -> str:
+def prepare(head_urls: Sequence[str], node_urls: Sequence[str], admin_password: str | None) -> str:
     """Voids what the last start gave out, makes this start's, forgets nodes of other meshes. Returns the API key.
 
     Sessions of the admin end by themselves: they are signed with Django's secret key, which is new as well.
-    Raises NotLoopback, having changed nothing.
+    Without an admin's password there is no such user. Raises NotLoopback, having changed nothing.
     """
     with transaction.atomic():
-        make_admin(head_url, admin_password)
+        if admin_password is not None:
+            make_admin(head_urls, admin_password)
         APIKey.objects.filter(name=KEY_NAME, revoked=False).update(revoked=True)
         _, key = APIKey.objects.create_key(name=KEY_NAME)
         Node.objects.exclude(url__in=node_urls).delete()
+        # What those of the last start announced does not hold of those of this one, which have the same addresses.
+        Node.objects.update(announced_at=None, left_at=None, state="")
     return str(key)
 
 
-def make_admin(head_url: str, password: str) -> None:
-    """Gives the local admin user this password. Raises NotLoopback unless the head is on loopback."""
-    host = urlsplit(head_url).hostname or ""
-    if not _is_loopback(host):
-        raise NotLoopback(
-            f"{host or head_url!r} is not a loopback address: make an admin with a password of your own instead "
-            "(manage.py createsuperuser)."
-        )
+def forget_nodes(urls: Collection[str]) -> None:
+    """Deletes the rows of nodes that are gone for good."""
+    Node.objects.filter(url__in=urls).delete()
+
+
+def make_admin(head_urls: Sequence[str], password: str) -> None:
+    """Gives the local admin user this password. Raises NotLoopback unless every head is on loopback."""
+    for head_url in head_urls:
+        host = urlsplit(head_url).hostname or ""
+        if not is_loopback(host):
+            raise NotLoopback(
+                f"{host or head_url!r} is not a loopback address: make an admin with a password of your own instead "
+                "(manage.py createsuperuser)."
+            )
     user, _ = get_user_model().objects.get_or_create(username=ADMIN_USER)
     user.is_active = user.is_staff = user.is_superuser = True
     user.set_password(password)
     user.save()
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import select
 import signal
+from collections.abc import Callable
+from time import monotonic
 from types import FrameType
 from typing import Any
+
+#: One request to stop may arrive as several signals (`timeout` sends two): only a later one means: at once.
+SAME_REQUEST_SECONDS = 1.0
 
 
 class StopSignals:
@@ -42,3 +47,19 @@ class StopSignals:
             os.write(self._write, b"!")
         except BlockingIOError:
             return  # 64 KiB of requests are waiting already
+
+
+class SecondRequest:
+    """Waits during an orderly end: True once a stop was asked for a second time, and from then on without waiting."""
+
+    def __init__(self, wait: Callable[[float], bool], *, clock: Callable[[], float] = monotonic) -> None:
+        self._wait = wait
+        self._clock = clock
+        self._began = clock()
+        self._hurry = False
+
+    def __call__(self, seconds: float) -> bool:
+        if not self._hurry:
+            asked = self._wait(seconds)
+            self._hurry = asked and self._clock() - self._began >= SAME_REQUEST_SECONDS
+        return self._hurry

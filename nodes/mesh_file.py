@@ -21,10 +21,13 @@ class MeshFile:
     mesh_secret: str
     admin_user: str
     admin_password: str
+    #: All of them, the first included.
+    heads: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {
             "head": self.head,
+            "heads": list(self.heads or (self.head,)),
             "nodes": list(self.nodes),
             "api_key": self.api_key,
             "mesh_secret": self.mesh_secret,
@@ -61,6 +64,7 @@ class MeshFile:
                 mesh_secret=data["mesh_secret"],
                 admin_user=data["admin"]["user"],
                 admin_password=data["admin"]["password"],
+                heads=tuple(data.get("heads", ())) or (data["head"],),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} does not describe a mesh: {error!r} is missing.") from None

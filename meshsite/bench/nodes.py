@@ -13,7 +13,9 @@ from pathlib import Path
 from meshsite import local_mesh
 from meshsite.bench import machine
 from meshsite.bench.contenders import ContenderFailed
+from meshsite.local_engine import local_child
 from meshsite.local_mesh import MeshRefused, Plan, Secrets
+from meshsite.mesh_processes import node_specs
 from meshsite.supervisor import StartFailed, Supervisor
 
 #: As many sessions at once as any measure has, and a few that are on their way out.
@@ -60,7 +62,11 @@ def running(
     name = f"mesh of {count}"
     try:
         plan = _plan(str(model), n_layers, count, var_dir, base_dir)
-        *specs, _ = local_mesh.child_specs(plan, secrets, own, cores=cores)
+        make_child = local_child(own, plan.var_dir, plan.base_dir)
+        specs = [
+            make_child(spec, seat.port)
+            for spec, seat in zip(node_specs(plan, secrets, own, plan.seats, cores=cores), plan.seats, strict=True)
+        ]
         logs = var_dir / "bench" / "logs" / f"mesh{count}-{threads}"
         logs.mkdir(parents=True, exist_ok=True)
         with Supervisor(specs, logs, lambda text: say(f"{name}: {text}")) as supervisor:
@@ -80,7 +86,7 @@ def _plan(model: str, n_layers: int, count: int, var_dir: Path, base_dir: Path) 
     refused = MeshRefused("There are no free ports.")
     for _ in range(20):
         port = random.randrange(PORTS.start, PORTS.stop)  # noqa: S311  # a port, not a secret
-        plan = local_mesh.make_plan(model, n_layers, count, port, var_dir, base_dir)
+        plan = local_mesh.make_plan(model, n_layers, count, port, var_dir, base_dir, heads=0)
         try:
             local_mesh.check_ports(plan)
         except MeshRefused as error:

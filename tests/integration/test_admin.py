@@ -20,8 +20,8 @@ PASSWORD = "a-password-for-tests"
 class Browser:
     """Cookies and forms, nothing else."""
 
-    def __init__(self, mesh: ToyMesh) -> None:
-        self._root = mesh.head.url
+    def __init__(self, head_url: str) -> None:
+        self._root = head_url
         self._opener = urllib.request.build_opener(
             urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar()),
             urllib.request.ProxyHandler({}),
@@ -46,7 +46,7 @@ def browser(toy_mesh: ToyMesh) -> Browser:
         "from django.contrib.auth.models import User\n"
         f"User.objects.create_superuser('operator', password='{PASSWORD}')\n",
     )
-    browser = Browser(toy_mesh)
+    browser = Browser(toy_mesh.head.url)
     browser.submit("/admin/login/?next=/admin/", browser.get("/admin/login/"), username="operator", password=PASSWORD)
     return browser
 

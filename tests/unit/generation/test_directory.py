@@ -285,6 +285,19 @@ def test_announced_nodes_come_and_go(clock: Clock) -> None:
     assert nodes.client(B).url == B, "answers on it still end there"
 
 
+def test_a_node_that_is_new_is_asked_for_the_next_plan_and_its_later_beats_change_nothing(clock: Clock) -> None:
+    clients = {A: FakeClient(A), B: FakeClient(B)}
+    fleet = NodeFleet([clients[A]], lambda url: clients[url])  # type: ignore[list-item,arg-type,return-value]
+    nodes = NodeDirectory(fleet, clock=clock)
+    assert urls(nodes.ready()) == [A]
+    nodes.came(B)
+    wait_until(lambda: urls(nodes.ready()) == [A, B], 10, "the new node is not asked before news are due")
+    asked = clients[B].asked
+    nodes.came(B)
+    nodes.ready()
+    assert clients[B].asked == asked
+
+
 def test_a_stranger_is_no_route(clock: Clock) -> None:
     with pytest.raises(NoRoute, match="http://x"):
         directory(FakeClient(), clock=clock).client("http://x")

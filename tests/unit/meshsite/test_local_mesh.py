@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import stat
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from meshsite import local_mesh
-from meshsite.local_mesh import MeshRefused, Plan, Secrets, child_specs, make_plan
+from meshsite.local_mesh import MeshRefused, Plan, Seating, Secrets, make_plan, parse_stretches
+from nodes.layers import LayerRange
 from tests.unit.meshsite.children import free_ports
 
 
@@ -36,19 +38,33 @@ def test_a_port_that_does_not_exist_is_refused(tmp_path: Path, port: int) -> Non
         make_plan("m", 30, 2, port, tmp_path, tmp_path)
 
 
+def test_heads_for_nodes_on_other_machines_listen_where_these_reach_them(tmp_path: Path) -> None:
+    plan = make_plan("m", 30, 2, 8000, tmp_path, tmp_path, heads=2, local_nodes=False, host="10.0.0.1")
+    assert plan.head_urls == ("http://10.0.0.1:8000", "http://10.0.0.1:8001")
+    assert plan.node_urls == ()
+
+
+@pytest.mark.parametrize("host", ["", "mesh.example.org", "0.0.0.0", "::1", "10.0.0.300"])  # noqa: S104
+def test_a_host_that_is_no_address_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(MeshRefused, match=f"--host {host}: name one IPv4 address"):
+        make_plan("m", 30, 2, 8000, tmp_path, tmp_path, local_nodes=False, host=host)
+
+
+def test_a_mesh_of_processes_keeps_to_loopback(tmp_path: Path) -> None:
+    with pytest.raises(MeshRefused, match="keeps to loopback"):
+        make_plan("m", 30, 2, 8000, tmp_path, tmp_path, host="10.0.0.1")
+
+
 def test_replicas_of_a_stretch_stand_side_by_side_in_layer_order(tmp_path: Path) -> None:
     plan = make_plan("m", 30, 2, 8000, tmp_path, tmp_path, replicas=2)
-    *nodes, head = child_specs(plan, Secrets(), {}, cores=8)
-    assert [(node.name, node.env["MESHNET_LAYERS"], node.env["MESHNET_BIND"]) for node in nodes] == [
-        ("node1", "0:15", "127.0.0.1:8001"),
-        ("node2", "0:15", "127.0.0.1:8002"),
-        ("node3", "15:30", "127.0.0.1:8003"),
-        ("node4", "15:30", "127.0.0.1:8004"),
+    assert [(seat.name, seat.replica, seat.stage, str(seat.layers), seat.port) for seat in plan.seats] == [
+        ("node1", 1, 1, "0:15", 8001),
+        ("node2", 2, 1, "0:15", 8002),
+        ("node3", 1, 2, "15:30", 8003),
+        ("node4", 2, 2, "15:30", 8004),
     ]
-    assert {node.env["MESHNET_THREADS"] for node in nodes} == {"2"}, "8 cores for 4 nodes"
-    assert head.env["MESHNET_NODES"] == ",".join(plan.node_urls)
     assert local_mesh.mesh_file(plan, Secrets(), "key", "mesh-admin").nodes == plan.node_urls
-    assert plan.ports == [8000, 8001, 8002, 8003, 8004]
+    assert plan.ports == {"head": 8000, "node1": 8001, "node2": 8002, "node3": 8003, "node4": 8004}
 
 
 @pytest.mark.parametrize("replicas", [0, -1, 17])
@@ -60,6 +76,48 @@ def test_a_number_of_replicas_that_cannot_be_is_refused(tmp_path: Path, replicas
 def test_replicas_need_ports_too(tmp_path: Path) -> None:
     with pytest.raises(MeshRefused, match="between 1 and 65529"):
         make_plan("m", 30, 2, 65530, tmp_path, tmp_path, replicas=3)
+
+
+def test_several_heads_take_the_first_ports(tmp_path: Path) -> None:
+    plan = make_plan("m", 30, 2, 8000, tmp_path, tmp_path, heads=3)
+    assert plan.head_urls == ("http://127.0.0.1:8000", "http://127.0.0.1:8001", "http://127.0.0.1:8002")
+    assert plan.ports == {"head": 8000, "head2": 8001, "head3": 8002, "node1": 8003, "node2": 8004}
+
+
+def test_nodes_that_run_elsewhere_take_no_port_here(tmp_path: Path) -> None:
+    plan = make_plan("m", 30, 2, 65535, tmp_path, tmp_path, local_nodes=False)
+    assert plan.ports == {"head": 65535}
+    assert plan.node_urls == ()
+    assert [seat.name for seat in plan.seats] == ["node1", "node2"]
+
+
+def test_names_of_nodes_never_come_twice(tmp_path: Path) -> None:
+    seating = Seating(make_plan("m", 30, 2, 8000, tmp_path, tmp_path, replicas=2))
+    names = [[seat.name for seat in seating.seats(replica)] for replica in (1, 2, 3, 2)]
+    assert names == [["node1", "node3"], ["node2", "node4"], ["node5", "node6"], ["node7", "node8"]]
+
+
+def test_stretches_by_hand_are_read_in_layer_order() -> None:
+    assert parse_stretches("0:10, 10:30", 30) == [LayerRange(0, 10), LayerRange(10, 30)]
+    assert parse_stretches("0:7", None) == [LayerRange(0, 7)]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("0:10,11:30", "the layers 10:11 are missing"),
+        ("0:10,9:30", "the layers 9:10 are held twice or stand out of order"),
+        ("10:30,0:10", "the layers 0:10 are missing"),
+        ("0:10,10:29", "the model has 30 layers, and the layers 29:30 are missing"),
+        ("0:10,10:31", "the model has 30 layers, and it has no layer 30"),
+        ("0:10,10:10", "'10:10' holds no layer"),
+        ("0-30", "'0-30' is not start:end"),
+        ("", "'' is not start:end"),
+    ],
+)
+def test_stretches_that_do_not_hold_each_layer_once_are_refused(text: str, complaint: str) -> None:
+    with pytest.raises(MeshRefused, match=re.escape(complaint)):
+        parse_stretches(text, 30)
 
 
 def test_every_taken_port_is_named_with_the_process_that_wanted_it(tmp_path: Path) -> None:
@@ -87,83 +145,6 @@ def test_connections_that_wait_to_be_forgotten_do_not_take_a_port(tmp_path: Path
         accepted.close()  # the server's side closes first and waits
         client.close()
     local_mesh.check_ports(plan)
-
-
-def test_each_process_gets_its_own_role_address_and_layers(plan: Plan) -> None:
-    made = Secrets()
-    *nodes, head = child_specs(plan, made, {}, cores=8)
-    assert [node.name for node in nodes] == ["node1", "node2", "node3"]
-    assert [node.env["MESHNET_LAYERS"] for node in nodes] == ["0:10", "10:20", "20:30"]
-    assert [node.env["MESHNET_BIND"] for node in nodes] == ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"]
-    assert {node.env["MESHNET_ROLE"] for node in nodes} == {"node"}
-    assert head.name == "head"
-    assert head.env["MESHNET_ROLE"] == "head"
-    assert head.env["MESHNET_BIND"] == "127.0.0.1:8000"
-    assert head.env["MESHNET_NODES"] == ",".join(plan.node_urls)
-    assert head.env["MESHNET_DJANGO_SECRET_KEY"] == made.django_key
-    assert all(made.django_key not in node.env.values() for node in nodes)
-    for spec in (*nodes, head):
-        assert spec.env["MESHNET_SECRET"] == made.mesh_secret
-        assert spec.env["MESHNET_MODEL"] == "some/model"
-        assert spec.env["MESHNET_VAR_DIR"] == str(plan.var_dir)
-
-
-def test_secrets_are_passed_in_the_environment_and_not_on_the_command_line(plan: Plan) -> None:
-    made = Secrets()
-    for spec in child_specs(plan, made, {}, cores=8):
-        assert not {made.mesh_secret, made.django_key, made.admin_password} & set(spec.command)
-
-
-def test_secrets_are_long_new_and_not_shown_in_a_traceback() -> None:
-    one, other = Secrets(), Secrets()
-    assert len({one.mesh_secret, other.mesh_secret, one.django_key, other.django_key, one.admin_password}) == 5
-    assert min(len(one.mesh_secret), len(one.django_key)) >= 43
-    assert len(one.admin_password) >= 16
-    assert one.mesh_secret not in repr(one)
-    assert one.admin_password not in repr(one)
-
-
-@pytest.mark.parametrize(
-    ("environ", "cores", "threads"),
-    [({}, 8, "2"), ({}, 2, "1"), ({"MESHNET_THREADS": "0"}, 8, "2"), ({"MESHNET_THREADS": "5"}, 8, "5")],
-)
-def test_nodes_share_the_cores_unless_the_user_says_otherwise(
-    plan: Plan, environ: dict[str, str], cores: int, threads: str
-) -> None:
-    specs = child_specs(plan, Secrets(), environ, cores=cores)
-    assert {spec.env["MESHNET_THREADS"] for spec in specs} == {threads}
-
-
-def test_the_users_other_options_hold_for_every_process(plan: Plan) -> None:
-    specs = child_specs(plan, Secrets(), {"MESHNET_KV_TTL_SECONDS": "5", "PATH": "/bin"}, cores=2)
-    assert {(spec.env["MESHNET_KV_TTL_SECONDS"], spec.env["PATH"]) for spec in specs} == {("5", "/bin")}
-
-
-def test_what_the_user_has_set_for_another_mesh_does_not_get_in_the_way(plan: Plan) -> None:
-    environ = {
-        "MESHNET_SECRET": "of another mesh",
-        "MESHNET_SECRET_FILE": "/run/secrets/mesh",
-        "MESHNET_SECRET_ALSO": "of another mesh, too",
-        "MESHNET_TLS_CERT": "/etc/node.pem",
-        "MESHNET_TLS_KEY_FILE": "/etc/node.key",
-        "MESHNET_NODE_CA": "/etc/ca.pem",
-        "MESHNET_HTTPS": "on",
-        "MESHNET_HEADS": "https://elsewhere",
-        "MESHNET_NODES": "http://elsewhere:1",
-        "MESHNET_LAYERS": "0:1",
-        "GUNICORN_CMD_ARGS": "--workers 4",
-    }
-    made = Secrets()
-    *nodes, head = child_specs(plan, made, environ, cores=2)
-    assert all("MESHNET_NODES" not in node.env for node in nodes)
-    assert "MESHNET_LAYERS" not in head.env
-    for spec in (*nodes, head):
-        assert spec.env["MESHNET_SECRET"] == made.mesh_secret
-        assert "MESHNET_SECRET_FILE" not in spec.env
-        for name in ("MESHNET_SECRET_ALSO", "MESHNET_TLS_", "MESHNET_NODE_CA", "MESHNET_HTTPS"):
-            assert not [found for found in spec.env if found.startswith(name)]
-        assert "https://elsewhere" not in spec.env.values()
-        assert "GUNICORN_CMD_ARGS" not in spec.env
 
 
 def test_a_second_mesh_on_the_same_folder_is_refused_and_says_who_holds_it(tmp_path: Path) -> None:
@@ -197,6 +178,7 @@ def test_mesh_json_has_the_agreed_shape_and_is_its_owners_alone(plan: Plan) -> N
     path = local_mesh.mesh_file(plan, made, "key", "mesh-admin").write(plan.var_dir)
     assert json.loads(path.read_text()) == {
         "head": "http://127.0.0.1:8000",
+        "heads": ["http://127.0.0.1:8000"],
         "nodes": list(plan.node_urls),
         "api_key": "key",
         "mesh_secret": made.mesh_secret,

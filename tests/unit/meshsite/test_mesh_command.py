@@ -16,9 +16,16 @@ from django.core.management.base import CommandError
 from django.http import HttpRequest
 
 from generation.models import APIKey
-from meshsite.local_mesh import Plan, Secrets, child_specs, only_mesh
+from meshsite import engines
+from meshsite.engine import EngineRefused, NodeSpec, Say
+from meshsite.leaving_node import LeavingNode
+from meshsite.local_engine import LocalEngine, local_child
+from meshsite.local_mesh import Plan, Secrets, only_mesh
 from meshsite.management.commands import mesh as mesh_command
+from meshsite.mesh_processes import head_specs
+from meshsite.planned_split import PlannedStage
 from meshsite.supervisor import ChildSpec, is_ready
+from nodes.layers import LayerRange
 from nodes.mesh_file import MeshFile
 from tests.unit.meshsite.children import fake_spec, free_ports
 
@@ -61,16 +68,36 @@ class Run:
 
     def __call__(self, *arguments: str) -> None:
         command = mesh_command.Command(stdout=self.out, stderr=self.err)
-        command.child_specs = self._specs
+        self.with_cheap_children(command)
         command.signals = lambda: Stop(self.var_dir, lambda: self.looks.append(MeshFile.read(self.var_dir)))
         call_command(command, "--model", str(self.model), "--port", str(self.port), *arguments)
 
-    def _specs(self, plan: Plan, made: Secrets, environ: Mapping[str, str], *, cores: int) -> list[ChildSpec]:
-        for spec in child_specs(plan, made, environ, cores=cores):
-            port = int(spec.url.rpartition(":")[2])
-            fake = fake_spec(spec.name, port, FAKE_MODE=self.modes.get(spec.name, "serve"))
-            self.specs.append(replace(fake, env={**spec.env, **fake.env}))
-        return self.specs
+    def with_cheap_children(self, command: mesh_command.Command) -> None:
+        command.head_specs = lambda *arguments: [self._fake(spec) for spec in head_specs(*arguments)]
+        command.engine = self._engine
+
+    def _engine(self, plan: Plan, made: Secrets, environ: Mapping[str, str], say: Say) -> LocalEngine:
+        real = local_child(environ, plan.var_dir, plan.base_dir)
+
+        def child(spec: NodeSpec, port: int) -> ChildSpec:
+            return self._fake(real(spec, port))
+
+        def leave(url: str) -> LeavingNode:
+            raise AssertionError("Nobody retires a node here.")
+
+        return LocalEngine(
+            plan.var_dir / "logs",
+            say,
+            make_child=child,
+            leave=leave,
+            ports={seat.name: seat.port for seat in plan.seats},
+            next_port=self.port + 10,
+        )
+
+    def _fake(self, spec: ChildSpec) -> ChildSpec:
+        fake = fake_spec(spec.name, int(spec.url.rpartition(":")[2]), FAKE_MODE=self.modes.get(spec.name, "serve"))
+        self.specs.append(replace(fake, env={**spec.env, **fake.env}))
+        return self.specs[-1]
 
 
 @pytest.fixture
@@ -85,7 +112,7 @@ def run(tmp_path: Path, settings: Any) -> Run:
 
 def test_it_starts_one_head_and_two_nodes_and_says_where_everything_is(run: Run) -> None:
     run()
-    assert [spec.name for spec in run.specs] == ["node1", "node2", "head"]
+    assert sorted(spec.name for spec in run.specs) == ["head", "node1", "node2"]
     said = run.out.getvalue()
     mesh = run.looks[0]
     assert mesh is not None
@@ -99,15 +126,85 @@ def test_it_starts_one_head_and_two_nodes_and_says_where_everything_is(run: Run)
 
 def test_with_replicas_each_stretch_has_several_nodes_and_the_message_says_which(run: Run) -> None:
     run("--replicas", "2")
-    assert [(spec.name, spec.env.get("MESHNET_LAYERS")) for spec in run.specs] == [
-        ("node1", "0:2"), ("node2", "0:2"), ("node3", "2:4"), ("node4", "2:4"), ("head", None),
-    ]  # fmt: skip
+    assert {spec.name: spec.env.get("MESHNET_LAYERS") for spec in run.specs} == {
+        "node1": "0:2", "node2": "0:2", "node3": "2:4", "node4": "2:4", "head": None,
+    }  # fmt: skip
     said = run.out.getvalue()
     assert "Starting a head and 4 nodes, 2 to each stretch, with the layers 0:2, 2:4 of my-model" in said
     assert "  Nodes    0:2 node1, node2; 2:4 node3, node4\n" in said
     mesh = run.looks[0]
     assert mesh is not None
     assert mesh.nodes == tuple(f"http://127.0.0.1:{run.port + offset}" for offset in (1, 2, 3, 4))
+
+
+def test_several_heads_take_the_first_ports_and_know_the_same_nodes(run: Run) -> None:
+    run("--heads", "2", "--json")
+    data = json.loads(run.out.getvalue())
+    heads = [f"http://127.0.0.1:{run.port}", f"http://127.0.0.1:{run.port + 1}"]
+    assert (data["head"], data["heads"]) == (heads[0], heads)
+    assert data["nodes"] == [f"http://127.0.0.1:{run.port + offset}" for offset in (2, 3)]
+    assert set(data["pids"]) == {"mesh", "head", "head2", "node1", "node2"}
+    environments = {spec.name: spec.env for spec in run.specs}
+    assert environments["node1"]["MESHNET_HEADS"] == ",".join(heads)
+    assert environments["head"]["MESHNET_DJANGO_SECRET_KEY"] == environments["head2"]["MESHNET_DJANGO_SECRET_KEY"]
+    assert "MESHNET_NODES" not in environments["head2"]
+
+
+@pytest.mark.parametrize("heads", ["0", "17"])
+def test_a_number_of_heads_that_cannot_be_is_refused(run: Run, heads: str) -> None:
+    with pytest.raises(CommandError, match=f"--heads {heads}: a mesh has 1 to 16 heads"):
+        run("--heads", heads)
+
+
+def test_layers_can_be_split_by_hand(run: Run) -> None:
+    run("--layers", "0:1,1:4")
+    layers = {spec.name: spec.env.get("MESHNET_LAYERS") for spec in run.specs}
+    assert layers == {"node1": "0:1", "node2": "1:4", "head": None}
+
+
+def test_on_other_machines_layers_are_split_by_what_these_hold(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def plan_split(model: str, shards: int, machines: Any, **options: Any) -> list[PlannedStage]:
+        asked.append({"model": model, "shards": shards, **options})
+        return [
+            PlannedStage(LayerRange(0, 1), "a", 10, 1.0, 0.0, cache_bytes=5),
+            PlannedStage(LayerRange(1, 4), "b", 30, 3.0, 0.0, cache_bytes=7),
+        ]
+
+    monkeypatch.setattr(mesh_command, "plan_split", plan_split)
+    run("--engine", "ray")
+    told = {spec.name: spec.env for spec in run.specs}
+    assert (told["node1"]["MESHNET_LAYERS"], told["node2"]["MESHNET_LAYERS"]) == ("0:1", "1:4")
+    assert told["node2"]["MESHNET_KV_MAX_BYTES"] == "7"
+    assert "with the layers 0:1, 1:4 of my-model" in run.out.getvalue()
+    assert (asked[0]["shards"], asked[0]["layers"], asked[0]["replicas"]) == (2, None, 1)
+
+
+def test_a_split_that_cannot_be_ends_the_engine_and_the_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[LocalEngine] = []
+
+    def plan_split(*arguments: Any, **options: Any) -> list[PlannedStage]:
+        raise EngineRefused("The machines have too little memory.")
+
+    monkeypatch.setattr(mesh_command, "plan_split", plan_split)
+    monkeypatch.setattr(LocalEngine, "stop", lambda self, wait: ended.append(self))
+    with pytest.raises(CommandError, match="The machines have too little memory"):
+        run("--engine", "ray")
+    assert len(ended) == 1
+
+
+def test_layers_that_do_not_hold_the_model_once_are_refused(run: Run) -> None:
+    with pytest.raises(CommandError, match="--layers 0:1,2:4: the layers 1:2 are missing"):
+        run("--layers", "0:1,2:4")
+
+
+def test_the_engine_ray_without_its_library_says_how_to_get_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = mesh_command.Command(stdout=run.out, stderr=run.err)
+    monkeypatch.setattr(engines, "find_spec", lambda name: None)
+    with pytest.raises(CommandError, match=r"pip install -r requirements-ray.txt"):
+        call_command(command, "--engine", "ray", "--model", str(run.model), "--port", str(run.port))
+    assert not APIKey.objects.exists()
 
 
 def test_key_and_password_are_those_of_the_database(run: Run) -> None:
@@ -199,7 +296,7 @@ def test_a_role_in_the_environment_is_refused(run: Run, settings: Any) -> None:
 
 def test_a_stop_during_the_start_ends_quietly(run: Run) -> None:
     command: Any = mesh_command.Command(stdout=run.out, stderr=run.err)
-    command.child_specs = run._specs
+    run.with_cheap_children(command)
     stop = Stop(run.var_dir, lambda: None)
     stop.wait = lambda seconds: seconds > 0  # type: ignore[method-assign]
     command.signals = lambda: stop

@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from meshsite.stop_signals import StopSignals
+from meshsite.stop_signals import SecondRequest, StopSignals
+from tests.conftest import Clock
 
 
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -42,3 +43,17 @@ def test_an_interrupt_that_a_script_has_ignored_still_counts() -> None:
             assert stop.wait(60)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_during_the_end_a_double_signal_is_one_request_and_a_later_one_means_at_once(clock: Clock) -> None:
+    asked = iter([True, False, True])
+    waits: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        clock.advance(0.5)
+        return next(asked)
+
+    second = SecondRequest(wait, clock=clock)
+    assert [second(0.1) for _ in range(4)] == [False, False, True, True]
+    assert len(waits) == 3, "whoever is to hurry does not wait any more"

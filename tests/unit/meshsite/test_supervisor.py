@@ -141,6 +141,68 @@ def test_a_child_that_fails_three_times_before_it_ever_answered_ends_the_start(s
         stage.supervisor.step(starting=True)
 
 
+def test_a_child_that_comes_later_is_started_and_watched_like_the_others(stage: Stage, tmp_path: Path) -> None:
+    stage.supervisor.step()
+    stage.supervisor.add(ChildSpec("two", ["x"], {}, "http://two", tmp_path))
+    stage.answering.add("two")
+    stage.supervisor.step()
+    assert len(stage.started) == 2
+    assert stage.said == ["two is ready after 0 s."]
+
+
+def test_a_dismissed_child_is_told_to_end_and_forgotten_once_it_has(stage: Stage) -> None:
+    stage.supervisor.step()
+    stage.supervisor.dismiss("one")
+    assert stage.started[0].received == [signal.SIGTERM]
+    stage.clock.advance(1000)
+    stage.supervisor.step()
+    assert stage.supervisor.children == []
+    assert len(stage.started) == 1
+
+
+def test_a_dismissed_child_that_does_not_obey_is_killed_after_eight_seconds(stage: Stage) -> None:
+    stage.supervisor.step()
+    stage.started[0].send_signal = lambda sig: None  # type: ignore[method-assign]
+    stage.supervisor.dismiss("one")
+    stage.clock.advance(7.9)
+    stage.supervisor.step()
+    assert len(stage.supervisor.children) == 1
+    stage.clock.advance(0.2)
+    stage.supervisor.step()
+    assert stage.supervisor.children == []
+    assert stage.said == ["Killing one."]
+
+
+def test_a_child_that_the_system_has_no_room_for_is_tried_again_and_the_others_go_on(
+    tmp_path: Path, clock: Clock
+) -> None:
+    stage = Stage(tmp_path, clock, ("one", "two"))
+    room = {"one": False}
+
+    def launch(spec: ChildSpec, output: IO[bytes]) -> Any:
+        if not room.get(spec.name, True):
+            raise OSError(12, "Cannot allocate memory")
+        return stage._launch(spec, output)
+
+    stage.supervisor._launch = launch
+    with stage.supervisor:
+        stage.supervisor.step()
+        assert list(stage.outputs) == ["two"]
+        assert "one could not be started (Cannot allocate memory); it is started again in 1 s" in stage.said[0]
+        room["one"] = True
+        clock.advance(1)
+        stage.supervisor.step()
+        assert list(stage.outputs) == ["two", "one"]
+
+
+def test_the_reason_of_a_refusal_is_kept(stage: Stage) -> None:
+    stage.supervisor.step()
+    stage.writes("one", "[2026-01-01] [7] [ERROR] Refused to start: it has no layers.\n")
+    stage.started[0].returncode = 3
+    stage.supervisor.step()
+    assert stage.supervisor.children[0].refusal.startswith("it has no layers (log: ")
+
+
 def test_an_answer_on_the_port_of_a_child_that_has_ended_is_somebody_elses(stage: Stage) -> None:
     stage.answering.add("one")
     stage.supervisor._launch = lambda spec, output: _ended_at_once()
@@ -271,21 +333,12 @@ def test_a_child_that_does_not_obey_is_killed_after_eight_seconds(tmp_path: Path
     assert len(waited) == 8
 
 
-def test_a_second_request_to_stop_kills_at_once_and_a_double_signal_does_not(
-    tmp_path: Path, say: list[str], clock: Clock
-) -> None:
+def test_who_is_asked_to_hurry_kills_at_once(tmp_path: Path, say: list[str]) -> None:
     spec = fake_spec("one", free_ports(1), FAKE_MODE="stubborn")
-    waited = []
-
-    def wait(seconds: float) -> bool:
-        waited.append(seconds)
-        clock.advance(0.9 * (len(waited) - 1))
-        return True
-
-    with supervised(spec, tmp_path=tmp_path, say=say, clock=clock) as supervisor:
+    with supervised(spec, tmp_path=tmp_path, say=say) as supervisor:
         assert supervisor.wait_until_ready(never)
-        supervisor.stop(wait)
-    assert len(waited) == 3  # at 0 s and 0.9 s it is still the same request
+        supervisor.stop(lambda seconds: True)
+    assert say[-1] == "Killing one."
 
 
 def test_what_a_killed_child_leaves_behind_is_swept_away_and_its_port_used_again(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 
@@ -14,12 +15,23 @@ MESH = MeshFile(
     mesh_secret="secret",
     admin_user="mesh-admin",
     admin_password="password",
+    heads=("http://127.0.0.1:8000", "http://127.0.0.1:8009"),
 )
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     MESH.write(tmp_path)
     assert MeshFile.read(tmp_path) == MESH
+
+
+def test_a_file_that_names_one_head_has_one(tmp_path: Path) -> None:
+    path = MESH.write(tmp_path)
+    content = json.loads(path.read_text())
+    del content["heads"]
+    path.write_text(json.dumps(content))
+    mesh = MeshFile.read(tmp_path)
+    assert mesh is not None
+    assert mesh.heads == ("http://127.0.0.1:8000",)
 
 
 def test_it_is_its_owners_alone_whatever_was_there_before(tmp_path: Path) -> None:

@@ -22,10 +22,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from meshsite.draining import drain, sessions_held
 from meshsite.engine import Stand
+from meshsite.leaving_node import LeavingNode
 from meshsite.ray_actor import Order
 from meshsite.supervisor import Child, ChildSpec, Supervisor
+from nodes.client import HttpNodeClient
 from nodes.networks import as_address, make_url
 
 #: What Ray's own workers are started with, and what belongs to some other mesh: not for the node.
@@ -55,6 +56,7 @@ class RayNode:
         *,
         supervise: Callable[..., Any] = Supervisor,
         find_port: Callable[[str], int] | None = None,
+        leave: Callable[[str, str, float], LeavingNode] | None = None,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -63,13 +65,15 @@ class RayNode:
         self._address = "127.0.0.1" if order.only_at and address == order.only_at else address
         self._supervise = supervise
         self._find_port = find_port or free_port
+        self._leave = leave or leave_over_http
         self._environ = environ
         self._clock = clock
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._seen = Seen(Stand.STARTING)
         self._wake = threading.Event()
         self._stopping = self._hurry = False
-        self._retired_until: float | None = None
+        self._patience: float | None = None  # of one that is retired
+        self._leaving: LeavingNode | None = None
         self._thread = threading.Thread(target=self._run, name="meshnet-node", daemon=True)
 
     def start(self) -> None:
@@ -83,8 +87,8 @@ class RayNode:
         return {"stand": str(seen.stand), "reason": seen.reason, "url": seen.url, "lines": lines}
 
     def retire(self, patience: float) -> None:
-        if self._retired_until is None:
-            self._retired_until = self._clock() + patience
+        if self._patience is None:
+            self._patience = patience
             self._wake.set()
 
     def stop(self) -> None:
@@ -143,12 +147,12 @@ class RayNode:
             (child,) = supervisor.children
             while not self._stopping:
                 supervisor.step()
-                self._seen = _seen(child, self._retired_until is not None)
+                self._seen = _seen(child, self._patience is not None)
                 if child.log.refusal is not None and child.process is None:
                     self._refuse(child.log.refusal)
                     return 0.0
-                if self._retired_until is not None:
-                    self._drained(supervisor, child, url)
+                if self._patience is not None:
+                    self._drain(child, url, self._patience)
                 elif child.process is None and child.start_at is None:
                     self._seen = Seen(Stand.WAITING, f"it ended before it had answered (log: {child.log.path})")
                     return AGAIN_SECONDS
@@ -159,18 +163,18 @@ class RayNode:
             supervisor.stop(self._hurry_up)
         return 0.0
 
-    def _drained(self, supervisor: Any, child: Child, url: str) -> None:
-        """Tells the node to drain, and ends it all once it holds nothing, cannot be asked, or is not waited for."""
-        assert self._retired_until is not None  # noqa: S101  # for the type checker
-        secret = self._order.settings.get("MESHNET_SECRET", "")
-        over = child.ready_at is None or self._clock() >= self._retired_until
-        if over or (drain(url, secret) and not sessions_held(url, secret)):
+    def _drain(self, child: Child, url: str, patience: float) -> None:
+        """Ends it all once the node holds no session, does not serve, or is not waited for any more."""
+        if self._leaving is None:
+            self._leaving = self._leave(url, self._order.settings.get("MESHNET_SECRET", ""), patience)
+        if child.ready_at is None or self._leaving.step():
+            self._leaving.end()
             self._stopping = True
 
     def _refuse(self, reason: str) -> None:
         """The end of all tries; waits for the actor's end, since an actor that ended would be started again."""
         self._seen = Seen(Stand.REFUSED, reason)
-        while not self._stopping and self._retired_until is None:
+        while not self._stopping and self._patience is None:
             self._wake.wait()
             self._wake.clear()
         self._stopping = True
@@ -192,7 +196,7 @@ class RayNode:
     def _wait(self, seconds: float) -> None:
         until = self._clock() + seconds
         while not self._stopping and self._clock() < until:
-            if self._retired_until is not None:
+            if self._patience is not None:
                 self._stopping = True
             self._pause(LOOK_SECONDS)
 
@@ -216,6 +220,10 @@ def node_environment(environ: Mapping[str, str], own: Mapping[str, str], threads
     if made.get("MESHNET_THREADS", "") in ("", "0"):
         made["MESHNET_THREADS"] = str(threads)
     return made
+
+
+def leave_over_http(url: str, secret: str, seconds: float) -> LeavingNode:
+    return LeavingNode(lambda: HttpNodeClient(url, secret), seconds)
 
 
 def free_port(address: str) -> int:

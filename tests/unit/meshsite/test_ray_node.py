@@ -49,16 +49,37 @@ class FakeSupervisor:
         self.is_stopped = True
 
 
+class FakeLeaving:
+    """A node that may end when the test says so."""
+
+    def __init__(self) -> None:
+        self.may_end = False
+        self.asked: list[tuple[str, str, float]] = []
+        self.has_ended = False
+
+    def __call__(self, url: str, secret: str, seconds: float) -> Any:
+        self.asked.append((url, secret, seconds))
+        return self
+
+    def step(self) -> bool:
+        return self.may_end
+
+    def end(self) -> None:
+        self.has_ended = True
+
+
 class Actor:
     """A node and the supervisors that it made, one after the other."""
 
     def __init__(self, var_dir: Path, **order: Any) -> None:
         self.made: list[FakeSupervisor] = []
+        self.leaving = FakeLeaving()
         settings = {"MESHNET_MODEL": "/model", "MESHNET_SECRET": "s", **order.pop("settings", {})}
         self.node = RayNode(
             Order("node1", settings, "/project", str(var_dir), **order),
             "127.0.0.1",
             supervise=self.supervise,
+            leave=self.leaving,
             environ={"PATH": "/bin", "MESHNET_SECRET": "another mesh's", "RAY_JOB_ID": "7"},
         )
 
@@ -153,29 +174,17 @@ def test_lines_are_given_to_the_launcher_once(actor: Actor) -> None:
     assert actor.node.look()["lines"] == []
 
 
-def test_a_retired_node_ends_once_it_holds_no_session(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = [2]
-    monkeypatch.setattr(ray_node, "drain", lambda url, secret: True)
-    monkeypatch.setattr(ray_node, "sessions_held", lambda url, secret: held[0])
+def test_a_retired_node_ends_once_it_has_drained(actor: Actor) -> None:
     actor.child.ready_at = 1.0
-    actor.wait_for("ready")
+    url = actor.wait_for("ready")["url"]
     actor.node.retire(60.0)
     actor.wait_for("leaving")
+    wait_until(lambda: actor.leaving.asked, 5)
     assert not actor.made[0].is_stopped
-    held[0] = 0
+    actor.leaving.may_end = True
     actor.wait_for("left")
-    assert actor.made[0].is_stopped
-
-
-@pytest.mark.parametrize("sessions", [1, None])
-def test_it_ends_with_what_it_holds_when_its_time_is_over(
-    actor: Actor, monkeypatch: pytest.MonkeyPatch, sessions: int | None
-) -> None:
-    monkeypatch.setattr(ray_node, "drain", lambda url, secret: True)
-    monkeypatch.setattr(ray_node, "sessions_held", lambda url, secret: sessions)
-    actor.child.ready_at = 1.0
-    actor.node.retire(0.05)
-    actor.wait_for("left")
+    assert actor.made[0].is_stopped and actor.leaving.has_ended
+    assert actor.leaving.asked == [(url, "s", 60.0)]
 
 
 def test_a_retired_node_that_does_not_serve_ends_at_once(actor: Actor) -> None:

@@ -19,6 +19,10 @@ from nodes.machines import Machine
 
 ROOT = Path(__file__).resolve().parent.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+#: Loading torch and the model's configuration takes some seconds, also of a hub; the search is bounded.
+PLAN_SECONDS = 180
+#: What the command reads: so many digits before the point.
+_MOST_BYTES, _MOST_UNITS = 10.0**15 - 1, 10.0**6 - 1
 
 
 @dataclass(frozen=True)
@@ -67,14 +71,21 @@ def plan_split(
         *("--replicas", str(replicas), *cut, *context),
         *(word for machine in numbered for word in ("--machine", machine_text(machine))),
     ]
-    done = run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "MESHNET_VAR_DIR": str(settings.MESHNET_VAR_DIR)} if environ is None else dict(environ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        done = run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "MESHNET_VAR_DIR": str(settings.MESHNET_VAR_DIR)} if environ is None else dict(environ),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PLAN_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise EngineRefused(
+            f"mesh_plan did not end within {PLAN_SECONDS} s. Name the cut with --layers, or try again when the machine "
+            "has less to do."
+        ) from None
     if done.returncode:
         raise EngineRefused(_reason(done.stderr))
     names = [machine.name for machine in machines]
@@ -82,9 +93,15 @@ def plan_split(
 
 
 def machine_text(machine: Machine) -> str:
-    """As `mesh_plan --machine` reads it."""
-    size = f"{machine.name}={machine.memory_bytes}@{round(machine.bytes_per_second)}"
-    return f"{size},cpus={machine.cpus:.6g},gpus={machine.gpus:.6g}"
+    """As `mesh_plan --machine` reads it: plain decimals. A speed of 0 is not known, and not written."""
+    memory = max(1, machine.memory_bytes)  # a byte holds nothing either, and can be read
+    speed = round(min(max(machine.bytes_per_second, 1), _MOST_BYTES)) if machine.bytes_per_second > 0 else 0
+    size = f"{machine.name}={memory}" + (f"@{speed}" if speed else "")
+    return f"{size},cpus={_units(machine.cpus)},gpus={_units(machine.gpus)}"
+
+
+def _units(count: float) -> str:
+    return f"{min(count, _MOST_UNITS):.6f}".rstrip("0").rstrip(".")
 
 
 def _stage(found: dict[str, Any], names: Sequence[str]) -> PlannedStage:

@@ -59,6 +59,29 @@ def test_a_machine_is_written_as_the_command_reads_it() -> None:
     assert MachineText.parse(machine_text(machine)) == MachineText("b", 123456789, 1.2e10, 0.333333, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("machine", "read"),
+    [
+        (Machine("0", 8, 0.2), MachineText("0", 8, 1.0)),
+        (Machine("0", 8, 0.0), MachineText("0", 8)),
+        (Machine("0", 8, 1e17), MachineText("0", 8, 1e15 - 1)),
+        (Machine("0", 0, 5.0), MachineText("0", 1, 5.0)),
+        (Machine("0", 8, 5.0, cpus=1e-5, gpus=1e6), MachineText("0", 8, 5.0, 1e-5, 999_999)),
+        (Machine("0", 8, 5.0, cpus=1e-9, gpus=123456.25), MachineText("0", 8, 5.0, 0, 123456.25)),
+    ],
+)
+def test_odd_numbers_are_written_so_that_they_can_be_read(machine: Machine, read: MachineText) -> None:
+    assert MachineText.parse(machine_text(machine)) == read
+
+
+def test_a_plan_that_does_not_end_is_refused() -> None:
+    def run(command: list[str], *, timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    with pytest.raises(EngineRefused, match=r"did not end within 180 s\. Name the cut with --layers"):
+        plan_split("m", 1, MACHINES, run=run)
+
+
 def test_a_cut_by_hand_is_passed_on() -> None:
     run = planned({"layers": "0:4", "machines": ["0"]})
     plan_split("m", 2, MACHINES, layers=[LayerRange(0, 1), LayerRange(1, 4)], dtype="bfloat16", run=run)

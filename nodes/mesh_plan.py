@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from nodes.amounts import parse_bytes
+from nodes.amounts import human_bytes, parse_bytes
 from nodes.errors import SplitRefused
 from nodes.layers import LayerRange
 from nodes.machines import Machine
@@ -24,6 +24,8 @@ from nodes.split import Costs, split
 LAYER_MS = 0.8
 #: From head to node and back on one machine, with what the head does in between.
 HOP_MS = 1.5
+#: How many nodes may hold each stage: each is planned, and named.
+MOST_REPLICAS = 1000
 
 
 class ModelCosts(Costs, Protocol):
@@ -50,7 +52,7 @@ class MachineText:
         match = re.fullmatch(r"([\w.:-]{1,100})=([^@]+)(?:@([^@]+?)(?:/s)?)?", size.strip())
         if match is None:
             raise ValueError(f"{text!r} is not NAME=MEMORY[@SPEED][,cpus=N,gpus=N], such as gpu1=80GiB@2TB,gpus=1.")
-        made = cls(match[1], parse_bytes(match[2]), float(parse_bytes(match[3])) if match[3] else 0.0)
+        made = cls(match[1], parse_bytes(match[2]), _speed(match[3]) if match[3] else 0.0)
         for part in more:
             field, _, value = part.strip().partition("=")
             if field not in ("cpus", "gpus") or not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", value):
@@ -61,6 +63,15 @@ class MachineText:
     def with_speed(self, speed: float) -> Machine:
         """`speed` is taken where none was named."""
         return Machine(self.name, self.memory_bytes, self.bytes_per_second or speed, self.cpus, self.gpus)
+
+
+def _speed(text: str) -> float:
+    try:
+        return float(parse_bytes(text))
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is not a speed: write the bytes of weights read per second, such as 12GB or 2TB."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,7 @@ def plan_mesh(
     layer_ms: float = LAYER_MS,
 ) -> MeshPlan:
     """Raises SplitRefused that names what is missing."""
+    _check_replicas(costs, machines, len(layers) if layers else shards, replicas, reserve_bytes)
     groups = teams(machines, replicas)
     speeds = {machine.name: machine.bytes_per_second for machine in machines}
     found = split(costs, shards, groups, reserve_bytes=reserve_bytes, layers=layers, layer_seconds=layer_ms / 1e3)
@@ -149,6 +161,19 @@ def plan_mesh(
         for stage in found
     ]
     return MeshPlan(tuple(stages), replicas, costs.context_length, max_sessions, hop_ms)
+
+
+def _check_replicas(costs: Costs, machines: Sequence[Machine], shards: int, replicas: int, reserve_bytes: int) -> None:
+    """Raises SplitRefused where the replicas together need more than there is: before teams are made of anything."""
+    if not 1 <= replicas <= MOST_REPLICAS:
+        raise SplitRefused(f"Each stage can be held by 1 to {MOST_REPLICAS} nodes, not {replicas}.")
+    needed = replicas * (costs.bytes(LayerRange(0, costs.n_layers)) + shards * reserve_bytes)
+    there = sum(machine.memory_bytes for machine in machines)
+    if replicas > 1 and machines and needed > there:
+        raise SplitRefused(
+            f"{replicas} replicas of {shards} stages take {human_bytes(needed)}; the machines have "
+            f"{human_bytes(there)}: {human_bytes(needed - there)} are missing. Name fewer replicas, or more machines."
+        )
 
 
 _TEAM = "\n"

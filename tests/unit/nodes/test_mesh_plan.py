@@ -86,6 +86,18 @@ def test_there_is_no_plan_without_machines() -> None:
         plan([], replicas=2)
 
 
+@pytest.mark.parametrize("replicas", [0, 1001, 999_999_999])
+def test_more_replicas_than_anybody_has_are_refused_before_any_is_planned(replicas: int) -> None:
+    with pytest.raises(SplitRefused, match=f"1 to 1000 nodes, not {replicas}"):
+        plan([machine("a", memory=10**18)], replicas=replicas)
+
+
+def test_replicas_that_do_not_fit_are_refused_with_what_is_missing() -> None:
+    # 2 * (66 + 2 * 5) = 152
+    with pytest.raises(SplitRefused, match=r"2 replicas of 2 stages take 152 B.* 150 B: 2 B are missing\. Name fewer"):
+        plan([machine("a", memory=75), machine("b", memory=75)], replicas=2)
+
+
 def test_a_cut_by_hand_is_kept() -> None:
     named = [LayerRange(0, 1), LayerRange(1, 6)]
     assert [stage.layers for stage in plan([machine("a"), machine("b")], layers=named).stages] == named
@@ -109,6 +121,12 @@ def test_machines_are_read(text: str, machine: MachineText) -> None:
 )
 def test_what_is_no_machine_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not|no memory"):
+        MachineText.parse(text)
+
+
+@pytest.mark.parametrize("text", ["a=4GiB@0", "a=4GiB@1e-05", "a=4GiB@fast"])
+def test_a_wrong_speed_is_called_a_speed(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a speed: write the bytes of weights read per second"):
         MachineText.parse(text)
 
 

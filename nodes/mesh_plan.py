@@ -18,6 +18,7 @@ from nodes.errors import SplitRefused
 from nodes.layers import LayerRange
 from nodes.machines import Machine
 from nodes.split import Costs, split
+from nodes.stage_shares import share
 
 #: What a layer takes for one token besides reading its weights: Python and small kernels. 15 layers of SmolLM2-135M
 #: took 23.7 ms on a thread that reads their 212 MB in 11.2.
@@ -95,11 +96,16 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class MeshPlan:
+    """`proven_best`: no other cut onto these machines, or teams of them, is better. Otherwise it is the best that was
+    found within the bound of the search.
+    """
+
     stages: tuple[PlannedStage, ...]
     replicas: int
     context_length: int
     max_sessions: int
     hop_ms: float
+    proven_best: bool = True
 
     @property
     def compute_ms(self) -> float:
@@ -119,6 +125,7 @@ class MeshPlan:
             "replicas": self.replicas,
             "context_length": self.context_length,
             "max_sessions": self.max_sessions,
+            "proven_best": self.proven_best,
             "token_ms": self.token_ms,
             "compute_ms": self.compute_ms,
             "hop_ms": self.hop_ms,
@@ -158,9 +165,9 @@ def plan_mesh(
             alone_ms=stage.seconds_at(min(speeds[name] for name in stage.machine.name.split(_TEAM))) * 1e3,
             compute_ms=stage.seconds * 1e3,
         )
-        for stage in found
+        for stage in found.stages
     ]
-    return MeshPlan(tuple(stages), replicas, costs.context_length, max_sessions, hop_ms)
+    return MeshPlan(tuple(stages), replicas, costs.context_length, max_sessions, hop_ms, found.proven)
 
 
 def _check_replicas(costs: Costs, machines: Sequence[Machine], shards: int, replicas: int, reserve_bytes: int) -> None:
@@ -189,20 +196,10 @@ def teams(machines: Sequence[Machine], replicas: int) -> list[Machine]:
         return list(machines)
     parts = -(-replicas // len(machines))
     pool = sorted(machines, key=lambda machine: (-machine.bytes_per_second, -machine.memory_bytes, machine.name))
-    pool = [_part(machine, parts) for machine in pool for _ in range(parts)]
+    pool = [share(machine, parts) for machine in pool for _ in range(parts)]
     if len(pool) < replicas:
         raise SplitRefused(f"There are too few machines for {replicas} replicas.")
     return [_team(pool[start : start + replicas]) for start in range(0, len(pool) - replicas + 1, replicas)]
-
-
-def _part(machine: Machine, parts: int) -> Machine:
-    return replace(
-        machine,
-        memory_bytes=machine.memory_bytes // parts,
-        bytes_per_second=machine.bytes_per_second / parts,
-        cpus=machine.cpus / parts,
-        gpus=machine.gpus / parts,
-    )
 
 
 def _team(members: Sequence[Machine]) -> Machine:

@@ -8,6 +8,9 @@ that takes a single session the least time.
 A stage needs memory for its weights, one session of the longest text, and Python with torch. Layers that reuse keys of
 others stay with them. Stages on one machine share its speed, memory, CPUs and GPUs in equal parts; that happens when
 there are fewer machines than stages, or when it does not fit otherwise.
+
+The search is bounded by what it looks at (nodes/stage_search.py), so that it takes seconds at most. A split says
+whether it is proven to be the best, or the best that was found within the bound.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from nodes.amounts import human_bytes
 from nodes.errors import SplitRefused
 from nodes.layers import LayerRange
 from nodes.machines import Machine
-from nodes.stage_search import Block, best_assignment
+from nodes.stage_search import best_assignment
+from nodes.stage_shares import Block
 
 
 class Costs(Protocol):
@@ -77,6 +81,16 @@ class Stage:
         return self.weight_bytes + self.cache_bytes(sessions, most_bytes) + self.reserve_bytes
 
 
+@dataclass(frozen=True)
+class Split:
+    """Stages in the order of their layers. Not `proven`: they fit, but there may be a faster cut, or one that fits with
+    fewer stages on a machine.
+    """
+
+    stages: tuple[Stage, ...]
+    proven: bool
+
+
 def split(
     costs: Costs,
     shards: int,
@@ -85,8 +99,8 @@ def split(
     reserve_bytes: int,
     layers: Sequence[LayerRange] | None = None,
     layer_seconds: float = 0.0,
-) -> list[Stage]:
-    """`shards` stages in the order of their layers; `layers` names the cut, and only the machines are chosen.
+) -> Split:
+    """A cut into `shards` stages; `layers` names the cut, and only the machines are chosen.
 
     Each stage's machine is its share. Raises SplitRefused that names what is missing.
     """
@@ -100,16 +114,18 @@ def split(
     if not machines:
         raise SplitRefused("There is no machine to hold layers: name one.")
     sizes = [Block(costs.weight_bytes(one), costs.bytes(one), one.size * layer_seconds) for one in blocks]
+    # Before the search, which has the most to look at where nothing fits.
+    _check_room(costs, blocks, shards, machines, reserve_bytes)
     found = best_assignment(sizes, shards, machines, reserve_bytes)
-    if found is None:
-        raise _refusal(costs, blocks, shards, machines, reserve_bytes)
+    if not found.stages:
+        raise _unfit(shards, reserve_bytes, found.proven)
     stages = []
-    for first, last, machine in found:
+    for first, last, machine in found.stages:
         stretch = LayerRange(blocks[first].start, blocks[last - 1].end)
         weights = costs.weight_bytes(stretch)
         caches = costs.bytes(stretch) - weights
         stages.append(Stage(stretch, machine, weights, caches, reserve_bytes, layer_seconds))
-    return stages
+    return Split(tuple(stages), found.proven)
 
 
 def _blocks(costs: Costs) -> list[LayerRange]:
@@ -130,15 +146,15 @@ def _given(costs: Costs, layers: Sequence[LayerRange]) -> list[LayerRange]:
     return list(layers)
 
 
-def _refusal(
+def _check_room(
     costs: Costs, blocks: Sequence[LayerRange], shards: int, machines: Sequence[Machine], reserve_bytes: int
-) -> SplitRefused:
-    """Why it does not fit, by the first of these that holds: all together, the largest part, the cut."""
+) -> None:
+    """Raises SplitRefused where all together, or what cannot be cut, takes more than there is."""
     about = f"{human_bytes(reserve_bytes)} for Python and torch"
     needed = costs.bytes(LayerRange(0, costs.n_layers)) + shards * reserve_bytes
     there = sum(machine.memory_bytes for machine in machines)
     if needed > there:
-        return SplitRefused(
+        raise SplitRefused(
             f"The weights, one longest text and, for each of {shards} stages, {about} take {human_bytes(needed)}; the "
             f"machines have {human_bytes(there)}: {human_bytes(needed - there)} are missing. Name more machines or "
             "memory, a shorter context, or 16 bit."
@@ -146,11 +162,17 @@ def _refusal(
     largest = max(blocks, key=costs.bytes)
     alone, most = costs.bytes(largest) + reserve_bytes, max(machine.memory_bytes for machine in machines)
     if alone > most:
-        return SplitRefused(
+        raise SplitRefused(
             f"The layers {largest} cannot be cut and take {human_bytes(alone)} with one longest text and {about}; no "
             f"machine has more than {human_bytes(most)}: {human_bytes(alone - most)} are missing."
         )
+
+
+def _unfit(shards: int, reserve_bytes: int, proven: bool) -> SplitRefused:
+    no_cut = f"no cut into {shards} stages fits" if proven else f"no cut into {shards} stages that fits was found"
+    bound = "" if proven else " The search is bounded, so there may be one: --layers can name it."
     return SplitRefused(
-        f"The memory of these machines would be enough in all, but no cut into {shards} stages fits: every stage takes "
-        f"{about}, and the last the output head. Name another number of stages, or machines with more memory."
+        f"The memory of these machines would be enough in all, but {no_cut}: every stage takes "
+        f"{human_bytes(reserve_bytes)} for Python and torch, and the last the output head. Name another number of "
+        f"stages, or machines with more memory.{bound}"
     )

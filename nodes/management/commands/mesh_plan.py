@@ -145,6 +145,11 @@ def _text(plan: MeshPlan, dtype: str) -> str:
         for index, stage in enumerate(plan.stages, start=1)
     ]
     each = "" if plan.replicas == 1 else f" Each stage stands {plan.replicas} times; the numbers are of one node."
+    found = (
+        []
+        if plan.proven_best
+        else ["The best split found within the bound of the search, not proven to be the best: see the documentation."]
+    )
     return "\n".join(
         [
             aligned(header, rows, right={*header} - {"LAYERS", "MACHINES"}),
@@ -153,6 +158,7 @@ def _text(plan: MeshPlan, dtype: str) -> str:
             f"Expected per token of one session: {plan.token_ms:.1f} ms, {1000 / plan.token_ms:.1f} tokens/s: "
             f"{plan.compute_ms:.1f} ms to compute, and {plan.hop_ms:g} ms for each of {len(plan.stages)} hops.",
             f"Many sessions wait for the slowest stage: {plan.slowest_ms:.1f} ms a step, with every node at work.",
+            *found,
         ]
     )
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from nodes.management.commands.mesh_plan import Command
+from nodes.split import split
 from tests.unit.nodes.manage import manage
 
 MACHINES = ("--machine", "a=4GiB@2MB,cpus=4", "--machine", "b=4GiB@1MB,gpus=1")
@@ -51,6 +53,14 @@ def test_it_prints_json_that_adds_up(folder: Path, settings: Any) -> None:
     assert first["compute_ms"] == pytest.approx(first["weight_bytes"] / 2e6 * 1e3 + 6)
     assert data["token_ms"] == first["compute_ms"] + second["compute_ms"] + 8
     assert (first["cpus"], second["gpus"]) == (4, 1)
+
+
+def test_it_says_whether_the_plan_is_proven_to_be_the_best(folder: Path, monkeypatch: Any) -> None:
+    assert json.loads(run("--model", str(folder), *MACHINES, "--json"))["proven_best"] is True
+    assert "proven" not in run("--model", str(folder), *MACHINES)
+    monkeypatch.setattr("nodes.mesh_plan.split", lambda *args, **more: replace(split(*args, **more), proven=False))
+    assert json.loads(run("--model", str(folder), *MACHINES, "--json"))["proven_best"] is False
+    assert "The best split found within the bound of the search, not proven" in run("--model", str(folder), *MACHINES)
 
 
 def test_a_cut_by_hand_and_replicas(folder: Path) -> None:
@@ -111,6 +121,7 @@ def test_what_does_not_fit_is_refused_with_what_is_missing(folder: Path) -> None
     [
         (("--machine", "a"), "is not NAME=MEMORY"),
         (("--machine", "a=8G"), "'8G' is not a size"),
+        (("--machine", "a=4GiB@0"), "'0' is not a speed"),
         (("--shards", "0"), "'0' is not a whole number above 0"),
         (("--layers", "0:2;2:4"), "is not start:end"),
         (("--layers", "0:4", "--shards", "2"), "not allowed with"),

@@ -29,6 +29,7 @@ _MOST_BYTES, _MOST_UNITS = 10.0**15 - 1, 10.0**6 - 1
 class PlannedStage:
     """What each node of a stage needs. `machine` is where the plan sees the first replica; `machines` where each.
 
+    `cpus` is its whole share of the machine's processors, with which it computes; not what must be kept free for it.
     `cache_bytes` is what its MESHNET_KV_MAX_BYTES may be; `memory_bytes` holds it, the weights, Python and torch.
     """
 
@@ -54,7 +55,8 @@ def plan_split(
     environ: Mapping[str, str] | None = None,
     run: Run = subprocess.run,
 ) -> list[PlannedStage]:
-    """The stages in the order of their layers. Takes seconds. Raises EngineRefused with the reason.
+    """The stages in the order of their layers: the best split that is found within a bound, not always proven best.
+    Takes seconds, PLAN_SECONDS at most. Raises EngineRefused with the reason.
 
     `shards` does not matter where `layers` names the stretches.
 

@@ -79,7 +79,8 @@ def _speed(text: str) -> float:
 class PlannedStage:
     """One stage. All but `machines` is of one node; there is one machine for each replica.
 
-    `alone_ms` is what a step takes when no other node of the machine works, `compute_ms` when all do.
+    `cpus` and `gpus` are the stage's whole share of its machine. `alone_ms` is what a step takes when no other node of
+    the machine works, `compute_ms` when all do.
     """
 
     layers: LayerRange

@@ -295,6 +295,8 @@ class NodeDirectory:
                 for url in set(self._news) - {client.url for client in clients}:
                     del self._news[url]
                     self._built.pop(url, None)
+                # What was said before that is believed no more, whether it is known to be wrong or not.
+                self._forgotten = {url: at for url, at in self._forgotten.items() if at > now - STALE_SECONDS}
         except Exception:  # whoever waits is told by what is missing, and the next look tries again
             logger.exception("The nodes could not be asked.")
         finally:

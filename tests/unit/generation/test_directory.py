@@ -249,6 +249,22 @@ def test_a_failed_node_is_in_no_plan_until_it_is_heard_and_then_for_a_while_the_
     assert one(nodes).faults == 0
 
 
+def test_of_nodes_that_left_nothing_is_remembered(clock: Clock) -> None:
+    fleet = NodeFleet([FakeClient(A)], FakeClient)  # type: ignore[list-item, arg-type]
+    nodes = NodeDirectory(fleet, clock=clock)
+    nodes.came(B)
+    nodes.failed(A)
+    clock.advance(STALE_SECONDS + 1)
+    nodes.gone(B)
+    nodes.ready(fresh=True)
+    assert set(nodes._forgotten) == {B}
+    nodes.learn([snapshot(B, STATUS)], [0.1])
+    assert B not in nodes._news, "it said so before its good-bye"
+    clock.advance(STALE_SECONDS + 1)
+    nodes.ready(fresh=True)
+    assert not nodes._forgotten
+
+
 def test_a_node_that_changed_is_not_held_guilty(clock: Clock) -> None:
     nodes = directory(FakeClient(), clock=clock)
     nodes.ready()

@@ -58,7 +58,10 @@ class JsonSerializer:
         return json.dumps(value, separators=(",", ":")).encode()
 
     def loads(self, data: bytes) -> Any:
-        return json.loads(data)
+        try:
+            return json.loads(data)
+        except RecursionError:
+            raise ValueError("JSON that is nested too deeply.") from None
 
 
 class SharedSnapshots:
@@ -152,7 +155,7 @@ class SharedSnapshots:
                     # It is there, so it is fresh: clocks of heads that disagree can only blur by how much.
                     age = min(max(0.0, now - float(entry["at"])), float(FRESH_SECONDS))
                     known[url] = Seen(snapshot, age, is_own=False)
-                except (KeyError, TypeError, ValueError, NodeProtocolError):
+                except (KeyError, TypeError, ValueError, OverflowError, NodeProtocolError):
                     logger.warning("The shared cache holds something else than what a node said.")
         return known
 

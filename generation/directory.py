@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from generation.errors import NoRoute
 from generation.penalties import Penalties
@@ -29,6 +29,9 @@ from nodes.errors import Busy, NotFound
 from nodes.fleet import NodeFleet
 from nodes.live import NodeSnapshot
 from nodes.wire import Timings
+
+if TYPE_CHECKING:
+    from nodes.snapshots import SeenNode
 
 logger = logging.getLogger(__name__)
 
@@ -130,8 +133,15 @@ class NodeDirectory:
             found = self._ready(silent)
         return found
 
+    def learn_seen(self, nodes: Sequence[SeenNode]) -> None:
+        """What this process's pages saw, as far as it asked for that itself: what others wrote into the shared cache
+        makes no routes.
+        """
+        own = [(node.now, node.asked_ago) for node in nodes if node.asked_ago is not None]
+        self.learn([snapshot for snapshot, _ in own], [ago for _, ago in own])
+
     def learn(self, snapshots: Sequence[NodeSnapshot], ages: Sequence[float] = ()) -> None:
-        """What somebody else heard of the nodes, so many seconds ago each; without `ages` just now.
+        """What this process asked the nodes for elsewhere, so many seconds ago each; without `ages` just now.
 
         What is older than what is known here, or than the last time that the node was not what it had said, is left.
         """
@@ -285,6 +295,8 @@ class NodeDirectory:
                 for url in set(self._news) - {client.url for client in clients}:
                     del self._news[url]
                     self._built.pop(url, None)
+                # What was said before that is believed no more, whether it is known to be wrong or not.
+                self._forgotten = {url: at for url, at in self._forgotten.items() if at > now - STALE_SECONDS}
         except Exception:  # whoever waits is told by what is missing, and the next look tries again
             logger.exception("The nodes could not be asked.")
         finally:

@@ -90,7 +90,7 @@ class RedisKeyLimits:
 
     def _count(self, key: APIKey, lease: Lease, generations: int) -> tuple[bool, Counts]:
         """Whether the request was let in, and the counts before it. Raises RedisError and DatabaseError."""
-        for _ in range(2):
+        for _ in range(3):  # it may be midnight between the first two
             left_behind = self.leases.left_behind(lease.key)
             taken, now, requests, newest, leaving, running, tokens = self._admit(
                 keys=[_name(key, "requests"), lease.key, _name(key, "tokens")],

@@ -1,7 +1,8 @@
 """What Redis runs for `limits_redis`: each script is one step that nothing comes between.
 
 Times are microseconds since 1970. Where the caller gives none ('') it is the server's own, so that the clocks of heads
-need not agree.
+need not agree. When that is set back, what lies in its future is taken for what was written just now: limits hold, and
+nothing is held for as long as the clock was ahead.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ local generations, id = tonumber(ARGV[8]), ARGV[9]
 for n = 10, #ARGV do redis.call('ZREM', KEYS[2], ARGV[n]) end
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - window)
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+for n, latest in ipairs({now, now + lease}) do
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[n], string.format('(%.0f', latest), '+inf')) do
+    redis.call('ZADD', KEYS[n], latest, member)
+  end
+end
 
 local requests, newest, leaving = redis.call('ZCARD', KEYS[1]), -1, -1
 if requests > 0 then newest = tonumber(redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2]) end
@@ -48,7 +54,8 @@ local tokens = 0
 if per_day >= 0 then
   tokens = -1
   local told = redis.call('HMGET', KEYS[3], 'day', 'tokens', 'at')
-  if told[1] and tonumber(told[1]) == math.floor(now / 86400000000) and now - tonumber(told[3]) < young then
+  local age = told[3] and now - tonumber(told[3])
+  if age and tonumber(told[1]) == math.floor(now / 86400000000) and age >= 0 and age < young then
     tokens = tonumber(told[2])
   end
 end
@@ -83,13 +90,17 @@ end
 
 #: KEYS: tokens of the day. ARGV: now, young, the day, and what the database says was used on it.
 #: Several tell it at once, and of two the larger one was read later, since a day's use only grows. What was told
-#: longer ago than `young` counts for nothing.
+#: longer ago than `young` counts for nothing, and a day that has not begun here is not told: a head whose clock is
+#: ahead would hide today from all.
 TELL_TOKENS = (
     _NOW
     + """
 local young, day, tokens = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local today = math.floor(now / 86400000000)
+if day > today then return end
 local told = redis.call('HMGET', KEYS[1], 'day', 'tokens', 'at')
-if told[1] and now - tonumber(told[3]) < young then
+local age = told[3] and now - tonumber(told[3])
+if age and age >= 0 and age < young and tonumber(told[1]) <= today then
   if tonumber(told[1]) > day then return end
   if tonumber(told[1]) == day then tokens = math.max(tokens, tonumber(told[2])) end
 end

@@ -251,12 +251,9 @@ def boot_head() -> HeadRuntime:
     node_app.left = head.directory.gone
 
     def fetch(clients: Sequence[NodeClient]) -> list[NodeSnapshot]:
-        """So that this worker's pages and plans know what was said last, be it to another worker."""
+        """So that this worker's pages know what was said last, be it to another worker, and its plans what it heard."""
         seen: list[SeenNode] = node_app.snapshots.look(clients)
-        # A silent node was asked just now; how long ago it said something is not how old that is.
-        head.directory.learn(
-            [node.now for node in seen], [0.0 if node.is_stale or node.age is None else node.age for node in seen]
-        )
+        head.directory.learn_seen(seen)
         head.directory.fleet.tidy()
         return [node.now for node in seen]
 

@@ -155,8 +155,15 @@ if SERVES_HEAD:
     DATABASES = {"default": dict(_database)}
 
 #: How long a head waits for its Redis, which answers in a millisecond or has a problem. Nothing is sent twice: what
-#: came through without an answer would count twice.
-CACHE_CONNECTION: dict[str, Any] = {"socket_connect_timeout": 0.5, "socket_timeout": 1.0}
+#: came through without an answer would count twice. A pool refuses what is over its connections (redis-py: 100): each
+#: request's thread may want one, each answer's that has ended, and some others.
+CACHE_CONNECTION: dict[str, Any] = {
+    "socket_connect_timeout": 0.5,
+    "socket_timeout": 1.0,
+    "max_connections": 2 * MESHNET_MAX_ANSWERS + 64,
+    # With probes after half a minute of silence, as redis-py sets them: one that was cut off unseen is noticed.
+    "socket_keepalive": True,
+}
 CACHES: dict[str, dict[str, Any]] = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 check_cache_url(MESHNET_CACHE_URL)
 if SERVES_HEAD and MESHNET_CACHE_URL:

@@ -16,7 +16,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.core.cache.backends.base import BaseCache
 from redis.exceptions import RedisError
@@ -38,9 +38,17 @@ LOCK_SECONDS = math.ceil(FETCH_DEADLINE_SECONDS) + 1
 #: After a failure nobody tries for so long: a cache that swallows everything would delay each look by its timeout.
 REST_SECONDS = 5.0
 
-#: A snapshot, and how many seconds ago its node was asked.
-Seen = tuple[NodeSnapshot, float]
 Fetch = Callable[[Sequence[NodeClient]], list[NodeSnapshot]]
+
+
+class Seen(NamedTuple):
+    """A snapshot, how many seconds ago its node was asked, and whether this process asked: then nobody else can have
+    written it.
+    """
+
+    snapshot: NodeSnapshot
+    age: float
+    is_own: bool
 
 
 class JsonSerializer:
@@ -50,7 +58,10 @@ class JsonSerializer:
         return json.dumps(value, separators=(",", ":")).encode()
 
     def loads(self, data: bytes) -> Any:
-        return json.loads(data)
+        try:
+            return json.loads(data)
+        except RecursionError:
+            raise ValueError("JSON that is nested too deeply.") from None
 
 
 class SharedSnapshots:
@@ -83,7 +94,7 @@ class SharedSnapshots:
         self._try(lambda: self._cache.set("snapshots:era", secrets.token_hex(8), None))
 
     def fetch(self, clients: Sequence[NodeClient], era: str, ask: Fetch) -> list[Seen]:
-        """What the nodes say, in the order of `clients`, and how many seconds ago each was asked.
+        """What the nodes say, in the order of `clients`.
 
         Asks those of which nobody knows, unless another worker is doing so. Nodes that were silent are asked last, so
         that nobody waits for them to hear of the others.
@@ -131,7 +142,7 @@ class SharedSnapshots:
                 }
         if entries:
             self._try(lambda: self._cache.set_many(entries, FRESH_SECONDS))
-        return {snapshot.url: (snapshot, 0.0) for snapshot in snapshots}
+        return {snapshot.url: Seen(snapshot, 0.0, is_own=True) for snapshot in snapshots}
 
     def _read(self, names: dict[str, str]) -> dict[str, Seen]:
         found = self._try(lambda: self._cache.get_many(list(names.values()))) or {}
@@ -142,8 +153,9 @@ class SharedSnapshots:
                 try:
                     snapshot = live.snapshot_from(url, entry["status"], entry["sessions"])
                     # It is there, so it is fresh: clocks of heads that disagree can only blur by how much.
-                    known[url] = snapshot, min(max(0.0, now - float(entry["at"])), float(FRESH_SECONDS))
-                except (KeyError, TypeError, ValueError, NodeProtocolError):
+                    age = min(max(0.0, now - float(entry["at"])), float(FRESH_SECONDS))
+                    known[url] = Seen(snapshot, age, is_own=False)
+                except (KeyError, TypeError, ValueError, OverflowError, NodeProtocolError):
                     logger.warning("The shared cache holds something else than what a node said.")
         return known
 

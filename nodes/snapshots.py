@@ -34,13 +34,15 @@ class SeenNode:
     """One node as a page shows it. `now` is its last snapshot, with its error if it was silent.
 
     `known` is the same with the gaps filled from what the node said before, `age` how many seconds ago it said the
-    oldest part of that: None when it was never heard.
+    oldest part of that: None when it was never heard. `asked_ago` is how many seconds ago this process itself asked for
+    `now`: None when that is what another worker wrote into the shared cache.
     """
 
     now: NodeSnapshot
     known: NodeSnapshot
     age: float | None
     pace: NodePace | None
+    asked_ago: float | None = None
 
     @property
     def url(self) -> str:
@@ -70,8 +72,10 @@ class _Flight:
         self.urls = urls
         self.era = era
         self.done = threading.Event()
-        self.landed_at = 0.0
+        self.asked_at = self.landed_at = 0.0
         self.snapshots: list[NodeSnapshot] | None = None
+        #: Which nodes this process asked itself.
+        self.own: frozenset[str] = frozenset()
 
 
 class SnapshotCache:
@@ -93,12 +97,16 @@ class SnapshotCache:
 
     def look(self, clients: Sequence[NodeClient]) -> list[SeenNode]:
         """All nodes in the order of `clients`, within the fetch's deadline. Who looks meanwhile shares the fetch."""
-        snapshots = self.snapshots(clients)
+        flight = self._landed(clients)
         with self._lock:
-            return [self._seen(snapshot) for snapshot in snapshots]
+            return [self._seen(snapshot, flight) for snapshot in flight.snapshots or ()]
 
     def snapshots(self, clients: Sequence[NodeClient]) -> list[NodeSnapshot]:
         """What the nodes say, at most FRESH_SECONDS old."""
+        return self._landed(clients).snapshots or []
+
+    def _landed(self, clients: Sequence[NodeClient]) -> _Flight:
+        """A fetch that succeeded, at most FRESH_SECONDS ago."""
         urls = tuple(client.url for client in clients)
         era = None if self._shared is None else self._shared.era()
         while True:
@@ -111,7 +119,7 @@ class SnapshotCache:
                 self._fly(flight, clients)
             flight.done.wait()
             if flight.snapshots is not None:
-                return flight.snapshots
+                return flight
 
     def forget(self) -> None:
         """Something was just changed on the nodes: the next look asks them, whoever may still be asking."""
@@ -127,19 +135,22 @@ class SnapshotCache:
         return flight.snapshots is None or self._clock() - flight.landed_at >= FRESH_SECONDS
 
     def _fly(self, flight: _Flight, clients: Sequence[NodeClient]) -> None:
-        asked_at = self._clock()
+        flight.asked_at = self._clock()
         try:
             if self._shared is None or flight.era is None:
-                seen = [(snapshot, 0.0) for snapshot in self._fetch(clients)]
+                snapshots = self._fetch(clients)
+                ages, own = [0.0] * len(snapshots), flight.urls
             else:
                 seen = self._shared.fetch(clients, flight.era, self._fetch)
+                snapshots, ages = [one.snapshot for one in seen], [one.age for one in seen]
+                own = tuple(one.snapshot.url for one in seen if one.is_own)
             with self._lock:
-                for snapshot, age in seen:
-                    self._remember(snapshot, asked_at - age)
+                for snapshot, age in zip(snapshots, ages, strict=True):
+                    self._remember(snapshot, flight.asked_at - age)
                 for url in set(self._memory) - set(flight.urls):
                     del self._memory[url]
-                flight.landed_at = self._clock() - max((age for _, age in seen), default=0.0)
-                flight.snapshots = [snapshot for snapshot, _ in seen]
+                flight.landed_at = self._clock() - max(ages, default=0.0)
+                flight.snapshots, flight.own = snapshots, frozenset(own)
         finally:
             flight.done.set()
 
@@ -158,7 +169,7 @@ class SnapshotCache:
         if snapshot.sessions is not None:
             memory.sessions, memory.sessions_at = snapshot.sessions, asked_at
 
-    def _seen(self, snapshot: NodeSnapshot) -> SeenNode:
+    def _seen(self, snapshot: NodeSnapshot, flight: _Flight) -> SeenNode:
         memory = self._memory.get(snapshot.url, _Memory())
         heard = [
             at
@@ -175,4 +186,5 @@ class SnapshotCache:
             ),
             age=now - min(heard) if heard else None,
             pace=pace_of(memory.marks, since=now - PACE_SECONDS),
+            asked_ago=now - flight.asked_at if snapshot.url in flight.own else None,
         )

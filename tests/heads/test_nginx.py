@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import os
+import resource
+import socket
 import threading
 import time
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from tests import processes
@@ -25,6 +30,27 @@ def error_of(answer: tuple[int, dict[str, str], bytes]) -> dict[str, Any]:
     assert {name.lower(): value for name, value in headers.items()}["content-type"] == "application/json", body
     found: dict[str, Any] = json.loads(body)["error"]
     assert set(found) == {"message", "type", "param", "code"}
+    return found
+
+
+def sent(url: str, request: str) -> tuple[int, dict[str, str], bytes]:
+    """The answer to something that no client would send."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(request.encode())
+        with http.client.HTTPResponse(connection) as response:
+            response.begin()
+            return response.status, dict(response.getheaders()), response.read()
+
+
+def children(parent: int, name: str) -> list[int]:
+    """Ids of a process's children of that name."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            before, _, after = stat.read_text().rpartition(")")
+            if before.endswith(f"({name}") and int(after.split()[1]) == parent:
+                found.append(int(stat.parent.name))
     return found
 
 
@@ -194,6 +220,29 @@ def test_what_the_proxy_cannot_read_is_refused_in_json() -> None:
         answer = call(f"{url}/v1/models", headers={"X-Long": "x" * 40_000})
         assert answer[0] == 400
         assert error_of(answer)["code"] == "bad_request"
+        for status, line in (
+            (414, f"GET /{'a' * 40_000} HTTP/1.1"),
+            (400, "no request at all"),
+            (400, "GET /v1/../../.. HTTP/1.1"),
+            (400, "GET /a%00 HTTP/1.1"),
+            (400, "GET /_malformed HTTP/1.1"),
+        ):
+            answer = sent(url, f"{line}\r\nHost: mesh\r\nConnection: close\r\n\r\n")
+            assert (answer[0], error_of(answer)["code"]) == (status, "bad_request"), line[:40]
+            assert answer[1]["x-request-id"].startswith("req_")
+
+
+def test_as_many_connections_as_the_example_names_may_be_open_under_the_usual_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        with running_nginx([free_port(), free_port()]):
+            workers = [worker for master in children(os.getpid(), "nginx") for worker in children(master, "nginx")]
+            limits = [Path(f"/proc/{worker}/limits").read_text() for worker in workers]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    found = [int(text.partition("Max open files")[2].split()[0]) for text in limits]
+    assert found and min(found) >= min(hard, 8192)
 
 
 def test_a_head_that_answers_too_late_is_a_504_in_json(two_heads: TwoHeads) -> None:

@@ -88,6 +88,22 @@ def test_kubernetes_takes_every_document(variant: str) -> None:
     assert {"Deployment", "Service", "Job", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy"} <= seen
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_lowest_version_that_the_guide_names_takes_every_document_too(variant: str) -> None:
+    named = re.search(r"You need Kubernetes (\d+\.\d+) or newer", guide())
+    assert named is not None
+    for document in documents(variant):
+        if document["kind"] != "LeaderWorkerSet":
+            kubernetes_validate.validate(document, named[1], strict=True)
+
+
+def test_an_upgrade_as_the_guide_has_it_deletes_the_job_that_cannot_be_changed_before_it_applies() -> None:
+    _, _, upgrade = guide().partition("## Upgrade\n")
+    deletes = upgrade.index("kubectl -n meshnet delete job meshnet-migrate --ignore-not-found")
+    assert deletes < upgrade.index("kubectl apply -k deploy/kubernetes/statefulsets")
+    assert {job["metadata"]["name"] for variant in VARIANTS for job in of_kind(variant, "Job")} == {"meshnet-migrate"}
+
+
 def test_a_field_that_does_not_exist_is_noticed() -> None:
     (deployment,) = of_kind("statefulsets", "Deployment")
     deployment["spec"]["template"]["spec"]["containers"][0]["readyProbe"] = {}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from django.core.cache.backends.locmem import LocMemCache
 
 from generation.directory import (
     FRESH_SECONDS,
@@ -16,10 +17,13 @@ from generation.directory import (
 from generation.errors import NoRoute
 from generation.penalties import FIRST_SECONDS
 from generation.route import Hop, Route, RouteNode
+from nodes import shared_snapshots
 from nodes.errors import Busy, NodeUnreachable
 from nodes.fleet import NodeFleet
 from nodes.layers import LayerRange
 from nodes.live import NodeSnapshot
+from nodes.shared_snapshots import SharedSnapshots
+from nodes.snapshots import SnapshotCache
 from nodes.wire import Timings
 from tests.conftest import Clock
 from tests.processes import wait_until
@@ -155,7 +159,7 @@ def test_what_the_keeper_hears_needs_no_question_of_its_own(clock: Clock) -> Non
     assert client.asked == 1
 
 
-def test_what_another_worker_heard_before_is_no_news(clock: Clock) -> None:
+def test_what_was_asked_before_is_no_news(clock: Clock) -> None:
     client = FakeClient()
     nodes = directory(client, clock=clock)
     nodes.ready()
@@ -166,7 +170,7 @@ def test_what_another_worker_heard_before_is_no_news(clock: Clock) -> None:
     assert one(nodes).load == 3
 
 
-def test_a_node_that_failed_is_not_back_by_what_it_said_before_to_another_worker(clock: Clock) -> None:
+def test_a_node_that_failed_is_not_back_by_what_it_was_asked_before(clock: Clock) -> None:
     client = FakeClient()
     nodes = directory(client, clock=clock)
     nodes.ready()
@@ -180,7 +184,46 @@ def test_a_node_that_failed_is_not_back_by_what_it_said_before_to_another_worker
     assert one(nodes).url == A
 
 
-def test_news_from_another_worker_are_believed_no_longer_than_own_ones(clock: Clock) -> None:
+def test_routes_are_made_of_what_this_worker_asked_and_not_of_what_lies_in_the_shared_cache(clock: Clock) -> None:
+    cache = LocMemCache("routes", {})
+    cache.clear()
+    nodes, asked = directory(FakeClient(), FakeClient(B), clock=clock), []
+
+    def ask(clients: Sequence[Any]) -> list[NodeSnapshot]:
+        asked.append([client.url for client in clients])
+        return [NodeSnapshot(client.url, client.answer, {"sessions": []}, None, "ready") for client in clients]
+
+    seen = SnapshotCache(clock=clock, fetch=ask, shared=SharedSnapshots(cache, clock=clock))
+    nodes.ready()
+    clock.advance(1)
+    forged = {**STATUS, "state": "draining", "boot_id": "forged"}
+    name = f"snapshots:first:{shared_snapshots._digest(A)}"
+    cache.set(name, {"at": clock() + 60, "status": forged, "sessions": {"sessions": []}})
+    looked = seen.look(nodes.clients)
+    nodes.learn_seen(looked)
+    assert (asked, looked[0].now.status) == ([[B]], forged), "the page shows it"
+    assert urls(nodes.ready()) == [A, B]
+    assert [nodes._news[url].status["boot_id"] for url in (A, B)] == ["one", "one"]
+    assert [nodes._news[url].heard_at for url in (A, B)] == [clock() - 1, clock()]
+
+
+def test_a_look_that_pages_share_is_as_old_as_its_asking_for_routes_too(clock: Clock) -> None:
+    nodes = directory(FakeClient(), clock=clock)
+    seen = SnapshotCache(clock=clock, fetch=lambda _: [snapshot(A, STATUS)])
+    nodes.ready()
+    clock.advance(1)
+    seen.look(nodes.clients)
+    clock.advance(0.5)
+    nodes.failed(A)
+    clock.advance(0.5)
+    nodes.learn_seen(seen.look(nodes.clients))
+    assert A not in nodes._news
+    clock.advance(1)
+    nodes.learn_seen(seen.look(nodes.clients))
+    assert A in nodes._news
+
+
+def test_news_of_the_keeper_are_believed_no_longer_than_own_ones(clock: Clock) -> None:
     client = FakeClient()
     nodes = directory(client, clock=clock)
     nodes.learn([snapshot(A, STATUS)], [1.5])
@@ -204,6 +247,22 @@ def test_a_failed_node_is_in_no_plan_until_it_is_heard_and_then_for_a_while_the_
     nodes.ready()
     clock.advance(FIRST_SECONDS)
     assert one(nodes).faults == 0
+
+
+def test_of_nodes_that_left_nothing_is_remembered(clock: Clock) -> None:
+    fleet = NodeFleet([FakeClient(A)], FakeClient)  # type: ignore[list-item, arg-type]
+    nodes = NodeDirectory(fleet, clock=clock)
+    nodes.came(B)
+    nodes.failed(A)
+    clock.advance(STALE_SECONDS + 1)
+    nodes.gone(B)
+    nodes.ready(fresh=True)
+    assert set(nodes._forgotten) == {B}
+    nodes.learn([snapshot(B, STATUS)], [0.1])
+    assert B not in nodes._news, "it said so before its good-bye"
+    clock.advance(STALE_SECONDS + 1)
+    nodes.ready(fresh=True)
+    assert not nodes._forgotten
 
 
 def test_a_node_that_changed_is_not_held_guilty(clock: Clock) -> None:

@@ -199,6 +199,21 @@ def test_tokens_of_prompts_and_answers_count_until_the_day_is_over(limits: KeyLi
     assert limits.admit(row, owner=ME).standing.tokens == Level(100, 100, 24 * 3600)
 
 
+def test_a_generation_that_ends_where_it_is_tomorrow_already_costs_nobody_of_today(
+    limits: KeyLimits, counting: Counting
+) -> None:
+    """The clock of one head is ahead, and it is near midnight."""
+    row = key(tokens_per_day=100)
+    use(limits, row, 60, 10)
+    tomorrow = day_of(NOON + timedelta(days=1))
+    add_usage(row.pk, tomorrow, requests=1, prompt_tokens=50, completion_tokens=50)
+    limits.used(row, tomorrow)
+    assert limits.admit(row, owner=OTHER).standing.tokens == Level(100, 30, 12 * 3600)
+    counting.advance(12 * 3600)
+    with pytest.raises(QuotaExceeded):
+        limits.admit(row, owner=OTHER)
+
+
 def test_a_used_up_day_is_what_is_said_even_where_the_minute_is_full_too(limits: KeyLimits) -> None:
     row = key(tokens_per_day=5, requests_per_minute=1, concurrent_generations=1)
     limits.admit(row, owner=ME)

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from generation import limits_leases
+from generation import limits_leases, limits_redis
 from generation.errors import LimitsUnavailable, QuotaExceeded, RateLimitExceeded
 from generation.key_usage import add_usage, day_of
 from generation.limits import Level, Standing
@@ -145,6 +145,70 @@ def test_what_is_told_of_yesterday_does_not_hide_today(limits: RedisKeyLimits, c
     limits.used(row, day_of(counting.wall.now))
     limits.used(row, day_of(NOON))
     assert limits.admit(row, owner=ME).standing.tokens == Level(100, 10, 12 * 3600)
+
+
+def test_nothing_of_tomorrow_is_told_before_it_is_tomorrow_in_redis(limits: RedisKeyLimits, counting: InRedis) -> None:
+    row = key(tokens_per_day=100)
+    limits.used(row, day_of(NOON + timedelta(days=1)))
+    assert not list(counting.redis.scan_iter())
+
+
+def test_midnight_between_two_questions_refuses_nobody(
+    limits: RedisKeyLimits, counting: InRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, counting.wall.now = key(tokens_per_day=100), NOON + timedelta(hours=11, minutes=59, seconds=59)
+    add(row, 100)
+    read = limits_redis.tokens_used
+
+    def read_at_midnight(pk: str, day: date) -> int:
+        counting.wall.now = NOON + timedelta(hours=12)
+        return read(pk, day)
+
+    monkeypatch.setattr(limits_redis, "tokens_used", read_at_midnight)
+    assert limits.admit(row, owner=ME).standing.tokens == Level(100, 100, 24 * 3600)
+
+
+# -- a clock of Redis that is set back
+
+
+def test_after_redis_clock_was_set_back_requests_count_for_a_minute_and_no_longer(
+    limits: RedisKeyLimits, counting: InRedis
+) -> None:
+    row = key(requests_per_minute=2)
+    limits.admit(row, owner=ME)
+    counting.wall.advance(10)
+    limits.admit(row, owner=ME)
+    counting.wall.advance(-3600)
+    with pytest.raises(RateLimitExceeded) as caught:
+        limits.admit(row, owner=ME)
+    assert (caught.value.retry_after, caught.value.standing.requests) == (60, Level(2, 0, 60))
+    counting.wall.advance(60)
+    assert limits.admit(row, owner=ME).standing.requests == Level(2, 1, 60)
+
+
+def test_after_redis_clock_was_set_back_leases_of_the_dead_end_and_those_of_the_living_do_not(
+    limits: RedisKeyLimits, counting: InRedis
+) -> None:
+    row, doomed = key(concurrent_generations=2), counting.worker(OTHER)
+    limits.admit(row, owner=ME)
+    doomed.admit(row, owner=OTHER)
+    counting.kill(doomed)
+    counting.wall.advance(-3600)
+    with pytest.raises(RateLimitExceeded):
+        limits.admit(row, owner=ME)
+    counting.advance(30)
+    limits.admit(row, owner=ME)
+    with pytest.raises(RateLimitExceeded):
+        limits.admit(row, owner=ME)
+
+
+def test_after_redis_clock_was_set_back_tokens_are_read_again(limits: RedisKeyLimits, counting: InRedis) -> None:
+    row = key(tokens_per_day=100)
+    limits.admit(row, owner=ME)
+    counting.wall.advance(-3600)
+    add(row, 100)  # by a head that did not reach Redis
+    with pytest.raises(QuotaExceeded):
+        limits.admit(row, owner=ME)
 
 
 def test_a_lease_that_was_given_back_during_its_renewal_does_not_live_on(

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import runpy
+import socket
 from typing import Any
 
 import pytest
+from django.core.cache.backends.redis import RedisCache
 from django.core.exceptions import ImproperlyConfigured
 from django.views.debug import get_default_exception_reporter_filter
+from redis import Redis
 
 from meshsite.cache_url import check_cache_url
+from meshsite.gunicorn_conf import SPARE_THREADS
 from tests.processes import ROOT
 
 WORD = "pa55word"
@@ -63,6 +67,28 @@ def test_djangos_default_cache_does_not_depend_on_redis_and_what_is_read_from_it
     caches = settings_with("redis://cache.example.org")["CACHES"]
     assert caches["default"]["BACKEND"] == "django.core.cache.backends.locmem.LocMemCache"
     assert caches["shared"]["OPTIONS"]["serializer"] == "nodes.shared_snapshots.JsonSerializer"
+
+
+def test_each_thread_of_a_worker_may_speak_to_redis_at_once(
+    settings_with: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHNET_MAX_ANSWERS", "300")
+    found = settings_with("redis://cache.example.org")
+    # Threads of requests, and of answers, whose leases are given back at the end.
+    assert found["CACHE_CONNECTION"]["max_connections"] >= 2 * 300 + SPARE_THREADS
+    shared = found["CACHES"]["shared"]
+    limits = Redis.from_url(shared["LOCATION"], **found["CACHE_CONNECTION"]).connection_pool
+    looks = RedisCache(shared["LOCATION"], shared)._cache._get_connection_pool(write=True)
+    assert limits.max_connections == looks.max_connections == found["CACHE_CONNECTION"]["max_connections"]
+
+
+def test_a_connection_to_redis_that_was_cut_off_in_silence_is_noticed(settings_with: Any) -> None:
+    options = settings_with("redis://cache.example.org")["CACHE_CONNECTION"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        limits = Redis.from_url(f"redis://127.0.0.1:{server.getsockname()[1]}", **options)
+        with limits.connection_pool.make_connection()._connect() as made:
+            assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
 
 
 def test_a_debug_page_shows_no_part_of_it(settings: Any) -> None:

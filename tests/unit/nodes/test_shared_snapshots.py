@@ -209,7 +209,10 @@ def test_without_the_cache_each_worker_asks_for_itself_and_does_not_try_again_at
     assert PASSWORD not in caplog.text
 
 
-@pytest.mark.parametrize("junk", [1, "text", [], {}, {"at": "x", "status": {}, "sessions": {"sessions": []}}])
+WHOLE = {"status": {}, "sessions": {"sessions": []}}
+
+
+@pytest.mark.parametrize("junk", [1, "text", [], {}, {"at": "x", **WHOLE}, {"at": 10**400, **WHOLE}])
 def test_what_no_node_can_have_said_is_left(
     workers: list[Worker], cache: RedisCache, junk: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -220,9 +223,10 @@ def test_what_no_node_can_have_said_is_left(
     assert "something else than what a node said" in caplog.text
 
 
-def test_what_is_not_even_json_is_left(workers: list[Worker], cache: RedisCache) -> None:
+@pytest.mark.parametrize("junk", [b"\x80\x05\x95", b"[" * 100_000, b"1" * 100_000])
+def test_what_is_not_even_json_is_left(workers: list[Worker], cache: RedisCache, junk: bytes) -> None:
     client = cache._cache.get_client(write=True)
-    client.set(cache.make_key(f"snapshots:first:{shared_snapshots._digest(A)}"), b"\x80\x05\x95")
+    client.set(cache.make_key(f"snapshots:first:{shared_snapshots._digest(A)}"), junk)
     workers[0].look()
     assert workers[0].asked == [(A, B)]
 
@@ -230,5 +234,6 @@ def test_what_is_not_even_json_is_left(workers: list[Worker], cache: RedisCache)
 def test_what_is_read_is_data_and_never_code() -> None:
     value = {"status": {"boot_id": "1"}, "at": 1.5}
     assert JsonSerializer().loads(JsonSerializer().dumps(value)) == value
-    with pytest.raises(ValueError):
-        JsonSerializer().loads(b"\x80\x05\x95")
+    for junk in (b"\x80\x05\x95", b"[" * 100_000):
+        with pytest.raises(ValueError):
+            JsonSerializer().loads(junk)

@@ -34,8 +34,9 @@ logger = logging.getLogger(__name__)
 #: What nodes said is asked for anew once it is so old, in seconds.
 FRESH_SECONDS = 2.0
 #: No worker asks more nodes a second than so many, unless one failed, after which the next plan wants to know who is
-#: well: of more nodes than 400 the news may be older. An ask takes 0.4 ms of a core here, and more on the node. Of 1,000 nodes with 0.9 of their slots taken, queues were 0.45 s on news of 5 s
-#: and 0.41 s on news of 2 s at the 95th percentile (docs/scaling.md).
+#: well: of more nodes than 400 the news may be older. An ask takes 0.4 ms of a core here, and more on the node. Of
+#: 1,000 nodes with 0.9 of their slots taken, queues were 0.45 s on news of 5 s and 0.41 s on news of 2 s at the 95th
+#: percentile (docs/scaling.md).
 MOST_ASKED_A_SECOND = 200
 LONGEST_FRESH_SECONDS = 7.5
 #: What a node said last is believed for so long when it is silent, in seconds.

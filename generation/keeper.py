@@ -8,7 +8,7 @@ Every few seconds, in this order:
 4. it reads which nodes an operator removed and which have announced themselves to any head worker, and tells its
    head; announced nodes that have been gone for a day are forgotten;
 5. it asks all nodes, side by side, and writes what they say of themselves into their `Node` rows (a node that
-   is silent keeps what it said last);
+   is silent keeps what it said last), but not again what another keeper has just written;
 6. once per interval it writes a sample of each node's numbers, and deletes old ones.
 
 Each worker does this for all. Nothing is locked: step 2 is one UPDATE that looks again at what it changes,
@@ -55,6 +55,9 @@ _NODE_FIELDS = (
     "version",
     "seen_at",
 )
+#: A row that says the same is written again once its `seen_at` is so old: by each worker anew it would be one write a
+#: node, worker and tick. Less than an interval, so that a worker that is alone writes at every tick.
+_SEEN_AGAIN = timedelta(seconds=INTERVAL_SECONDS / 2)
 
 
 class Keeper:
@@ -190,9 +193,14 @@ class Keeper:
         # One list for the whole round: nodes come and go meanwhile. By URL, since keepers that locked the same rows in
         # different orders would wait for each other in a circle.
         snapshots = self._snapshots = sorted(self._fetch(list(self._clients)), key=lambda snapshot: snapshot.url)
-        heard = [_row(snapshot, now) for snapshot in snapshots if snapshot.status is not None]
+        written = {url: said for url, *said in Node.objects.values_list("url", *_NODE_FIELDS)}
+        heard = [
+            row
+            for snapshot in snapshots
+            if snapshot.status is not None and not _is_written(row := _row(snapshot, now), written.get(snapshot.url))
+        ]
         # A node that has never answered gets a row too: who looks for it must find that it is silent.
-        silent = [Node(url=snapshot.url) for snapshot in snapshots if snapshot.status is None]
+        silent = [Node(url=one.url) for one in snapshots if one.status is None and one.url not in written]
         if heard:
             Node.objects.bulk_create(
                 heard, update_conflicts=True, unique_fields=["url"], update_fields=list(_NODE_FIELDS)
@@ -217,6 +225,16 @@ def _row(snapshot: NodeSnapshot, now: datetime) -> Node:
         version=_text(versions.get("meshnet"), 32) if isinstance(versions, dict) else "",
         seen_at=now,
     )
+
+
+def _is_written(row: Node, written: list[Any] | None) -> bool:
+    """Whether the database says the same of the node, as `_NODE_FIELDS`, and was told so just now."""
+    if written is None:
+        return False
+    *said, seen_at = written
+    if seen_at is None or abs(row.seen_at - seen_at) >= _SEEN_AGAIN:
+        return False
+    return said == [getattr(row, name) for name in _NODE_FIELDS[:-1]]
 
 
 def _text(value: Any, longest: int) -> str:

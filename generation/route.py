@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from generation.errors import NoRoute
+from nodes.coverage import MOST_LAYERS
 from nodes.layers import LayerRange
 
 #: What one fault of a node weighs, in milliseconds: more than any route, so that a faultless one is always taken.
@@ -86,17 +87,20 @@ class RouteNode:
         try:
             if status["state"] != "ready":
                 return None
+            layers = LayerRange(int(status["start_layer"]), int(status["end_layer"]))
+            if not 0 <= layers.start < layers.end <= MOST_LAYERS:
+                return None
             return cls(
                 url=url,
                 fingerprint=str(status["fingerprint"]),
                 dtype=str(status["dtype"]),
-                layers=LayerRange(int(status["start_layer"]), int(status["end_layer"])),
+                layers=layers,
                 n_layers=int(status["n_layers"]),
                 context_length=int(status["context_length"]),
                 can_be_cut="supports_kv_cache" in status,
                 **costs,
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, OverflowError, TypeError, ValueError):
             return None
 
     def can_run(self, start: int, end: int) -> bool:
@@ -146,7 +150,10 @@ def plan(
     usable = [
         node
         for node in nodes
-        if node.fingerprint == fingerprint and node.dtype == dtype and node.context_length >= context_length
+        if node.fingerprint == fingerprint
+        and node.dtype == dtype
+        and node.context_length >= context_length
+        and node.layers.start < n_layers
     ]
     joints = sorted({0, n_layers, *(n.layers.start for n in usable), *(min(n.layers.end, n_layers) for n in usable)})
     table = _Table(usable)

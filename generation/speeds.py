@@ -63,7 +63,8 @@ class NodeSpeeds:
     def known(self) -> dict[str, tuple[float | None, float | None]]:
         """`hop_ms` and `layer_ms` of every node of which something is known; a plan over many nodes asks once."""
         now = self._clock()
-        speeds = list(self._speeds.items())
+        # A copy is made in one go, while other threads add and forget.
+        speeds = self._speeds.copy().items()
         return {url: (one.hop, one.layer) for url, one in speeds if now - one.at <= BELIEVED_SECONDS}
 
     def expected_seconds(self, url: str, layers: int, tokens: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,9 +54,15 @@ class LoadRun:
         served = [one for one in sessions if one.end == "served"]
         queued = [one.queued for one in served]
         first = [one.token_times[0] - one.arrived for one in served]
-        running = sum(one.token_times[-1] - one.arrived - one.queued for one in served)
-        tokens = block * sum(len(one.token_times) for one in sessions)
         seconds = self.traffic.seconds
+        # In the later half of the time in which sessions came: it begins with empty nodes, and nothing follows its end.
+        half = seconds / 2
+        running = sum(
+            max(0.0, min(one.token_times[-1], seconds) - max(one.arrived + one.queued, half)) for one in served
+        )
+        tokens = block * sum(
+            bisect_right(one.token_times, seconds) - bisect_right(one.token_times, half) for one in sessions
+        )
         prefilled = block * sum(node.prompt_blocks for node in self.mesh.nodes) / self.size.cost.stretches
         prompts = block * sum(one.prompt for one in served)
         found: dict[str, Any] = {
@@ -63,7 +70,7 @@ class LoadRun:
             "sessions": len(sessions),
             "virtual_minutes": round(seconds / 60, 1),
             "slots": self.size.mesh_slots,
-            "slots_taken_mean": round(running / seconds, 1),
+            "slots_taken_mean": round(running / (seconds - half), 1),
             "served": len(served),
             "refused": sum(one.end == "refused" for one in sessions),
             "lost": sum(one.end == "lost" for one in sessions),
@@ -74,7 +81,7 @@ class LoadRun:
             "queued_max": round(max(queued, default=0.0), 2),
             "first_token_p50": round(percentile(first, 50), 2),
             "first_token_p95": round(percentile(first, 95), 2),
-            "tokens_per_second": round(tokens / seconds),
+            "tokens_per_second": round(tokens / (seconds - half)),
             "reprefills": sum(one.progress.reprefills for one in sessions),
             "failovers": sum(one.progress.failovers for one in sessions),
             "busy_answers": sum(self._busy(one) for one in sessions),

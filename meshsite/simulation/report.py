@@ -9,7 +9,7 @@ _TITLES = {
     "announcing": "Nodes that announce themselves (ms: real time; seconds of storm and restart: virtual)",
     "planning": "One plan (real milliseconds)",
     "polling": "One look at all nodes by one head worker (real time)",
-    "load": "Sessions at a share of the mesh's slots (virtual seconds)",
+    "load": "Sessions at a share of the mesh's slots (virtual seconds; slots taken and tokens in the later half)",
     "faults": "The same while nodes fail (virtual seconds)",
     "memory": "Memory of a head worker (bytes)",
     "arithmetic": "On paper",

@@ -59,7 +59,7 @@ def simulate(plan: Plan, parts: tuple[str, ...], seed: int, say: Say) -> dict[st
     if "announcing" in parts:
         from meshsite.simulation.registry import announcing
 
-        found["announcing"] = [announcing(plan.size.nodes, heads, plan.beats, say=say) for heads in plan.heads]
+        found["announcing"] = [announcing(plan.size.nodes, heads, plan.beats, seed, say=say) for heads in plan.heads]
     if "planning" in parts:
         say("Planning …")
         found["planning"] = planning(plan.plan_sizes, plan.rounds, seed)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from argparse import ArgumentParser
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
+
+if TYPE_CHECKING:
+    from meshsite.simulation.mesh import MeshSize
 
 PARTS = ("announcing", "planning", "polling", "load", "faults", "memory", "arithmetic")
 
@@ -47,6 +51,7 @@ class Command(BaseCommand):
             raise CommandError("The simulation needs greenlet: `make setup`, or pip install greenlet==3.5.6.") from None
         from meshsite.simulation.database import throw_away_database
         from meshsite.simulation.report import tables
+        from nodes.announcements import MOST_NODES
 
         self._begun = time.monotonic()
         plan = QUICK if options["quick"] else Plan()
@@ -59,8 +64,16 @@ class Command(BaseCommand):
         plan = replace(plan, size=size)
         if plan.size.nodes < plan.size.cost.stretches:
             raise CommandError(f"--nodes must be {plan.size.cost.stretches} or more: one for each stretch of layers.")
+        if "announcing" in options["only"] and plan.size.nodes > MOST_NODES:
+            raise CommandError(
+                f"A head knows {MOST_NODES} nodes at most: ask for fewer, or leave announcing out with --only."
+            )
         folder = settings.MESHNET_VAR_DIR / "simulate"
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandError(f"{folder} cannot be made: {error.strerror}. Set MESHNET_VAR_DIR to a folder.") from None
+        self._warn(size, options["only"])
         before = logging.root.manager.disable
         logging.disable(logging.WARNING)  # thousands of lines on faults that are meant
         try:
@@ -78,6 +91,14 @@ class Command(BaseCommand):
         for line in tables(found):
             self.stdout.write(line)
         self.stdout.write(f"Written to {target}.")
+
+    def _warn(self, size: MeshSize, parts: Collection[str]) -> None:
+        admitted = size.head_workers * size.max_answers
+        if size.mesh_slots > admitted and {"load", "faults"} & set(parts):
+            self._say(
+                f"{size.head_workers} head workers admit {admitted} answers at once, fewer than the {size.mesh_slots} "
+                "slots: what is refused may be theirs to refuse. Take more with --head-workers."
+            )
 
     def _say(self, text: str) -> None:
         """Progress goes to standard error: standard output holds the tables."""

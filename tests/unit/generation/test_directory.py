@@ -305,16 +305,29 @@ def test_costs_are_measured_else_said_else_those_of_the_others(clock: Clock) -> 
     assert (one(nodes, B).layer_ms, one(nodes, B).hop_ms) == (4.0, 2.0)
 
 
-@pytest.mark.parametrize("said", [float("nan"), float("inf"), -1.0, 0, "fast", None, True])
+def test_a_node_that_names_no_times_counts_as_nothing_once_it_was_measured(clock: Clock) -> None:
+    nodes = directory(FakeClient(A, layer_ms=7.0), FakeClient(B), clock=clock)
+    nodes.measured(B, 2, 1, 10.0, Timings())
+    assert (one(nodes, B).layer_ms, one(nodes, B).hop_ms) == (0.0, 10.0)
+
+
+@pytest.mark.parametrize("said", [float("nan"), float("inf"), 10**400, 1e300, -1.0, 0, "fast", None, True])
 def test_a_node_cannot_make_itself_the_cheapest_by_nonsense(clock: Clock, said: Any) -> None:
     node = one(directory(FakeClient(layer_ms=said), clock=clock))
     assert node.layer_ms == 1.0
 
 
-@pytest.mark.parametrize("said", [-3, "none", None, 2.5])
+@pytest.mark.parametrize("said", [-3, "none", None, 2.5, 10**400])
 def test_nonsense_about_sessions_counts_as_none(clock: Clock, said: Any) -> None:
     node = one(directory(FakeClient(busy_sessions=said, max_sessions=said), clock=clock))
     assert (node.load, node.is_full) == (0, False)
+    assert node.cost_ms(2) < 10
+
+
+@pytest.mark.parametrize("end", [float("inf"), 10**400, 1 << 70])
+def test_a_node_that_claims_nonsense_keeps_no_other_from_being_heard(clock: Clock, end: Any) -> None:
+    nodes = directory(FakeClient(A, end_layer=end), FakeClient(B), clock=clock)
+    assert urls(nodes.ready()) == [B]
 
 
 def test_a_node_that_started_anew_is_measured_anew(clock: Clock) -> None:
@@ -342,6 +355,8 @@ def test_announced_nodes_come_and_go(clock: Clock) -> None:
     nodes.gone(B)
     assert urls(nodes.ready()) == [A]
     assert nodes.client(B).url == B, "answers on it still end there"
+    nodes.ready(fresh=True)
+    assert set(nodes._built) == {A}, "nothing is kept of nodes that come and go for ever"
 
 
 def test_a_node_that_is_new_is_asked_for_the_next_plan_and_its_later_beats_change_nothing(clock: Clock) -> None:

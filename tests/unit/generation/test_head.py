@@ -360,8 +360,10 @@ def test_who_waits_for_a_slot_is_not_turned_away_by_layers_that_are_gone_for_a_m
         other = "o" * 22
         nodes[1].forward(StepHeaders(other, "prefill"), Payload(torch.randn(1, 3, 64)))
         waits: list[str] = []
+        touched: list[set[str]] = []
 
         def wait(seconds: float) -> None:
+            touched.append(set(loop.progress.touched))
             waits.append(loop.progress.events[-1][2])
             if len(waits) == 1:
                 monkeypatch.setattr(mesh.clients[1], "status", refuse(NodeUnreachable()))
@@ -373,6 +375,7 @@ def test_who_waits_for_a_slot_is_not_turned_away_by_layers_that_are_gone_for_a_m
         loop = mesh.mesh.loop(PROMPT, NEW, wait=wait)
         assert list(loop.tokens()) == expected
     assert waits[:2] == ["busy", "no_route"]
+    assert touched[0] == set(), "what was given back is not given back again"
 
 
 def test_the_wait_for_a_full_node_ends(toy_folder: Any, clock: Clock) -> None:
@@ -391,6 +394,7 @@ def test_those_who_wait_are_served_in_the_order_in_which_they_came(toy_folder: A
         nodes[0].forward(StepHeaders("o" * 22, "prefill"), Payload(torch.randn(1, 3, 64)))
         line = WaitingLine()
         order: list[int] = []
+        in_the_way: list[bool] = []
         threads = []
         for number in range(3):
 
@@ -401,6 +405,7 @@ def test_those_who_wait_are_served_in_the_order_in_which_they_came(toy_folder: A
                 for _ in loop.tokens():
                     if loop.progress.completion_tokens == 1:
                         order.append(number)
+                        in_the_way.append(line.holds(loop))
                 nodes[0].release(loop.session_id)
 
             threads.append(threading.Thread(target=chat))
@@ -410,6 +415,7 @@ def test_those_who_wait_are_served_in_the_order_in_which_they_came(toy_folder: A
         for thread in threads:
             thread.join(20)
     assert order == [0, 1, 2]
+    assert in_the_way == [False] * 3, "who has its slot keeps nobody from asking"
     assert len(line) == 0
 
 

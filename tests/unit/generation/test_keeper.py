@@ -165,6 +165,20 @@ def test_nodes_are_written_as_they_describe_themselves_and_keep_one_row(clock: W
     assert (node.boot_id, node.layers, node.seen_at, node.added_at) == ("boot-2", "0:9", clock.now, added_at)
 
 
+def test_what_another_keeper_has_just_written_is_not_written_again(clock: WallClock) -> None:
+    mine, other = keeper_of("me", clock, seen(STATUS)), keeper_of("other", clock, seen(STATUS))
+    mine.tick()
+    clock.advance(2)
+    other.tick()
+    assert Node.objects.get().seen_at == START
+    clock.advance(1)
+    other.tick()
+    assert Node.objects.get().seen_at == clock.now, "it is seen again before anybody takes it for silent"
+    clock.advance(1)
+    keeper_of("new", clock, seen(STATUS | {"state": "draining", "device": "cuda"})).tick()
+    assert Node.objects.get().device == "cuda", "what is new is written at once"
+
+
 def test_a_silent_node_keeps_the_row_of_when_it_was_last_seen(clock: WallClock) -> None:
     keeper_of("me", clock, seen(STATUS)).tick()
     clock.advance(5)

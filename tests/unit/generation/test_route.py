@@ -105,17 +105,8 @@ def test_a_node_that_always_runs_all_its_layers_is_never_cut() -> None:
 
 
 def test_a_status_without_the_new_fields_is_of_a_node_that_cannot_be_cut() -> None:
-    status = {
-        "state": "ready",
-        "fingerprint": "m",
-        "dtype": "float32",
-        "start_layer": 0,
-        "end_layer": 4,
-        "n_layers": 8,
-        "context_length": 64,
-    }
-    old = RouteNode.from_status("a", status)
-    new = RouteNode.from_status("a", {**status, "supports_kv_cache": False}, load=3)
+    old = RouteNode.from_status("a", STATUS)
+    new = RouteNode.from_status("a", {**STATUS, "supports_kv_cache": False}, load=3)
     assert old is not None and not old.can_be_cut
     assert new is not None and new.can_be_cut and new.load == 3
 
@@ -175,6 +166,37 @@ def cheapest_of_all(nodes: tuple[RouteNode, ...]) -> float:
     return cheapest(0)
 
 
-@pytest.mark.parametrize("status", [{}, {"state": "draining"}, {"state": "ready", "start_layer": "x"}])
-def test_a_status_that_says_no_is_no_node(status: dict[str, Any]) -> None:
-    assert RouteNode.from_status("a", status) is None
+STATUS = {
+    "state": "ready",
+    "fingerprint": "m",
+    "dtype": "float32",
+    "start_layer": 0,
+    "end_layer": 4,
+    "n_layers": 8,
+    "context_length": 64,
+}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"state": "draining"},
+        {"start_layer": "x"},
+        {"start_layer": -1},
+        {"start_layer": 4},
+        {"end_layer": float("inf")},
+        {"end_layer": 1 << 70},
+        {"context_length": float("nan")},
+    ],
+)
+def test_a_status_that_says_no_is_no_node(said: dict[str, Any]) -> None:
+    assert RouteNode.from_status("a", STATUS | said) is None
+    assert RouteNode.from_status("a", said) is None
+
+
+@pytest.mark.parametrize("can_be_cut", [True, False])
+def test_a_node_beyond_the_last_layer_is_left_out(can_be_cut: bool) -> None:
+    beyond = node("beyond", N_LAYERS, N_LAYERS + 4, can_be_cut=can_be_cut)
+    assert hops([beyond, node("a", 0, 8)]) == [("a", "0:8")]
+    with pytest.raises(NoRoute, match="4:8"):
+        hops([beyond, node("a", 0, 4)])

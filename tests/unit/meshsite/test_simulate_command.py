@@ -38,6 +38,35 @@ def test_a_mesh_needs_a_node_for_each_stretch(settings: Any, tmp_path: Path) -> 
         run(settings, tmp_path, "--nodes", "4")
 
 
+def test_more_nodes_than_a_head_knows_are_refused_before_any_announces_itself(settings: Any, tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="2000 nodes at most"):
+        run(settings, tmp_path, "--nodes", "2001", "--only", "announcing")
+
+
+def test_a_folder_that_cannot_be_made_is_named(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CommandError, match="Set MESHNET_VAR_DIR"):
+        run(settings, tmp_path / "file", "--only", "memory")
+
+
+def test_what_its_workers_would_refuse_themselves_is_said(
+    settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("meshsite.simulation.run.simulate", stop)
+    settings.MESHNET_VAR_DIR = tmp_path
+    said = {}
+    for slots in ("4", "8"):
+        err = StringIO()
+        with pytest.raises(CommandError):
+            call_command("simulate", "--slots", slots, "--only", "load", stdout=StringIO(), stderr=err)
+        said[slots] = err.getvalue()
+    assert "admit 960 answers at once, fewer than the 1600 slots" in said["8"]
+    assert said["4"] == ""
+
+
 def test_without_greenlet_it_says_how_to_get_it(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import builtins
 

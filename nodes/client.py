@@ -218,7 +218,16 @@ class HttpNodeClient:
         return self._json(self._request("GET", "/sessions", None, wire.JSON_TYPE, timeout).data)
 
     def release(self, session_id: str, *, timeout: float) -> None:
-        self._request("DELETE", f"/sessions/{session_id}", None, wire.JSON_TYPE, timeout)
+        """Told once more when the node broke off: a kept connection may have died unseen, or with the node's former
+        process, and a session that is released twice is released once.
+        """
+        path = f"/sessions/{session_id}"
+        try:
+            self._request("DELETE", path, None, wire.JSON_TYPE, timeout)
+        except NodeTimeout:
+            raise
+        except NodeUnreachable:
+            self._request("DELETE", path, None, wire.JSON_TYPE, timeout)
 
     def give_back(self, session_id: str, *, timeout: float) -> None:
         """Frees the session's slot while its head waits its turn; unlike after `release`, the id may come again."""

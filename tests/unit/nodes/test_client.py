@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -41,6 +42,7 @@ class Script(ThreadingHTTPServer):
         self.reply: tuple[int, dict[str, str], bytes] = (200, {"Content-Type": wire.JSON_TYPE}, b"{}")
         self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
         self.connections = 0
+        self.breaks = 0
         self.hold = threading.Event()
         self.hold.set()
 
@@ -223,6 +225,39 @@ def test_half_an_answer_is_unreachable_and_not_taken_for_one(server: Script, nod
     server.hold.set()
     with pytest.raises(NodeUnreachable):
         node.forward(StepHeaders(), STEP, timeout=0.5)
+
+
+class BreaksOff(Handler):
+    """Ends the connection of a request instead of answering it, so many times."""
+
+    def answer(self) -> None:
+        if self.server.breaks:
+            self.server.breaks -= 1
+            self.server.seen.append((self.command, self.path, {}, b""))
+            self.close_connection = True
+            return
+        super().answer()
+
+    do_GET = do_POST = do_DELETE = answer  # noqa: N815  # http.server's own names
+
+
+@pytest.mark.parametrize(("breaks", "asked"), [(1, 2), (2, 2)])
+def test_a_release_that_is_broken_off_is_told_once_more(
+    server: Script, node: HttpNodeClient, breaks: int, asked: int
+) -> None:
+    server.RequestHandlerClass = BreaksOff
+    server.breaks = breaks
+    with contextlib.nullcontext() if breaks == 1 else pytest.raises(NodeUnreachable):
+        node.release(SESSION, timeout=5)
+    assert [(method, path) for method, path, *_ in server.seen] == [("DELETE", f"/sessions/{SESSION}")] * asked
+
+
+def test_a_release_that_is_not_answered_is_told_once(server: Script, node: HttpNodeClient) -> None:
+    server.hold.clear()
+    with pytest.raises(NodeTimeout):
+        node.release(SESSION, timeout=0.2)
+    server.hold.set()
+    assert len(server.seen) == 1
 
 
 def test_the_secret_is_in_no_error_message(server: Script, node: HttpNodeClient) -> None:

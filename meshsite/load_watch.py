@@ -75,7 +75,7 @@ class LoadWatch:
             texts = [self._scrape(url) for url in self._head_urls]
             self._seen = (self._clock(), load_of(texts))
             self._said = ""
-        except (OSError, HTTPException, ValueError) as error:
+        except (OSError, HTTPException, ValueError, OverflowError) as error:
             self._seen = None
             if not self._said:
                 self._said = f"Autoscaling does nothing while a head does not say what waits: {error}"
@@ -91,6 +91,7 @@ def load_of(expositions: Sequence[str]) -> Load:
     """The heads' metrics added up. A replica holds what its narrowest node holds. Raises ValueError."""
     counts = {"num_requests_waiting": 0.0, "num_requests_running": 0.0}
     limits: dict[str, float] = {}
+    cache = 0.0
     for text in expositions:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -99,8 +100,11 @@ def load_of(expositions: Sequence[str]) -> Load:
                     counts[name] += sample.value
                 elif name == "kv_sessions_limit" and "node" in sample.labels:
                     limits[sample.labels["node"]] = sample.value
+                elif name == "kv_cache_usage_perc" and "node" in sample.labels:
+                    cache = max(cache, sample.value)
     return Load(
         waiting=int(counts["num_requests_waiting"]),
         running=int(counts["num_requests_running"]),
         slots=int(min(limits.values(), default=0.0)),
+        cache=cache,
     )

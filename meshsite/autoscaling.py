@@ -25,7 +25,7 @@ LONGEST_PAUSE_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Load:
-    """What the heads say together. `waiting` includes generations that have a place and whose first step is not through.
+    """What the heads say together. `waiting` includes generations that have a place and only begin.
 
     `slots` is how many generations one replica holds; 0 when that is not known. `cache` is the part of its bytes that
     the fullest node uses.

@@ -101,6 +101,11 @@ class Replicas:
         """How many of them serve whole."""
         return sum(group.is_ready for group in _groups(self.states))
 
+    @property
+    def refused(self) -> list[str]:
+        """Why, of each replica that has a node that refused."""
+        return [group.refusal for group in _groups(self.states) if group.refusal and not group.is_leaving]
+
     def order(self, replicas: int) -> Order:
         """Raises OrderRefused for a number out of bounds. Returns at once."""
         if not 1 <= replicas <= self._most:

@@ -62,6 +62,10 @@ class LoadWatch:
         threading.Thread(target=self._run, name="meshnet-load", daemon=True).start()
 
     def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """No further look begins, and what one that is under way does not see is not said. Returns at once."""
         self._stop.set()
 
     def latest(self) -> Load | None:
@@ -77,7 +81,7 @@ class LoadWatch:
             self._said = ""
         except (OSError, HTTPException, ValueError, OverflowError) as error:
             self._seen = None
-            if not self._said:
+            if not self._said and not self._stop.is_set():
                 self._said = f"Autoscaling does nothing while a head does not say what waits: {error}"
                 self._say(self._said)
 

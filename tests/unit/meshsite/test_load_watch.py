@@ -70,6 +70,15 @@ def test_a_head_that_does_not_answer_makes_the_whole_unknown(clock: Clock) -> No
     assert said == ["Autoscaling does nothing while a head does not say what waits: two"]
 
 
+def test_once_it_is_stopped_heads_that_are_gone_are_no_news(clock: Clock) -> None:
+    said: list[str] = []
+    watch = LoadWatch(["one"], said.append, scrape=Heads().scrape, clock=clock)
+    watch.stop()
+    watch.look()
+    assert said == []
+    assert watch.latest() is None
+
+
 @pytest.mark.parametrize("text", ["<html>", ONE.replace(" 2.0", " +Inf"), ONE.replace(" 2.0", " NaN")])
 def test_what_is_no_exposition_makes_it_unknown_too(clock: Clock, text: str) -> None:
     watch = LoadWatch(["one"], [].append, scrape=Heads(one=text).scrape, clock=clock)

@@ -1,6 +1,7 @@
 """`manage.py mesh`: a mesh of heads on this machine and nodes under an engine, in the foreground.
 
-1. Refuse what cannot work: another mesh on this var folder, taken ports, more shards than layers.
+1. Refuse what cannot work: another mesh on this var folder, taken ports, more shards than layers, an address of no
+   cluster.
 2. Fetch the model if it is missing, migrate, make this start's key, secrets and admin user.
 3. Start heads and nodes, wait until all answer, write `mesh.json`, say where everything is.
 4. Look after them until Ctrl-C, SIGTERM or SIGHUP; then end them in order and remove `mesh.json`.
@@ -29,7 +30,7 @@ from django.db import DatabaseError, connections
 
 from meshsite import engines, load_watch, local_mesh
 from meshsite.autoscaling import Autoscaling
-from meshsite.control_socket import ControlSocket
+from meshsite.control_socket import ControlRefused, ControlSocket
 from meshsite.engine import EngineRefused, NodeEngine, NodeSpec
 from meshsite.launcher import Launcher
 from meshsite.load_watch import LoadWatch
@@ -109,7 +110,7 @@ class Command(BaseCommand):
                 self._run(options, stop)
         except Stopped:
             self._say("Stopped before the mesh was ready.")
-        except (MeshRefused, StartFailed, EngineRefused) as error:
+        except (MeshRefused, StartFailed, EngineRefused, ControlRefused) as error:
             raise CommandError(str(error)) from None
         except ModelUnavailable as error:
             raise CommandError(error.detail) from None
@@ -119,7 +120,7 @@ class Command(BaseCommand):
     def _run(self, options: dict[str, Any], stop: Any) -> None:
         var_dir: Path = settings.MESHNET_VAR_DIR
         if self.engine is None:
-            engines.check(options["engine"])
+            engines.check(options["engine"], options["address"], os.environ)
         model, name, folder = self._model(options["model"] or settings.MESHNET_MODEL, options, stop)
         plan = _plan(model, layer_count(folder), options)
         local_mesh.check_ports(plan)
@@ -149,6 +150,7 @@ class Command(BaseCommand):
                 self._say("Ending the mesh …")
             finally:
                 local_mesh.remove_mesh_file(var_dir)
+                load.stop()  # heads that end are no news
                 launcher.stop(stop.wait)
         self._say("The mesh has ended.")
 

@@ -28,9 +28,9 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connections
 
-from meshsite import engines, load_watch, local_mesh
+from meshsite import control_socket, engines, load_watch, local_mesh
 from meshsite.autoscaling import Autoscaling
-from meshsite.control_socket import ControlRefused, ControlSocket
+from meshsite.control_socket import ControlSocket
 from meshsite.engine import EngineRefused, NodeEngine, NodeSpec
 from meshsite.launcher import Launcher
 from meshsite.load_watch import LoadWatch
@@ -110,7 +110,7 @@ class Command(BaseCommand):
                 self._run(options, stop)
         except Stopped:
             self._say("Stopped before the mesh was ready.")
-        except (MeshRefused, StartFailed, EngineRefused, ControlRefused) as error:
+        except (MeshRefused, StartFailed, EngineRefused, control_socket.ControlRefused) as error:
             raise CommandError(str(error)) from None
         except ModelUnavailable as error:
             raise CommandError(error.detail) from None

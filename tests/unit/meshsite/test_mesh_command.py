@@ -18,7 +18,6 @@ from django.http import HttpRequest
 from generation.models import APIKey
 from meshsite import engines
 from meshsite.engine import EngineRefused, NodeSpec, Say
-from meshsite.launcher import Launcher
 from meshsite.leaving_node import LeavingNode
 from meshsite.load_watch import LoadWatch
 from meshsite.local_engine import LocalEngine, local_child
@@ -26,7 +25,7 @@ from meshsite.local_mesh import Plan, Secrets, only_mesh
 from meshsite.management.commands import mesh as mesh_command
 from meshsite.mesh_processes import head_specs
 from meshsite.planned_split import PlannedStage
-from meshsite.supervisor import ChildSpec, Supervisor, is_ready
+from meshsite.supervisor import ChildSpec, is_ready
 from nodes.layers import LayerRange
 from nodes.mesh_file import MeshFile
 from tests.unit.meshsite.children import fake_spec, free_ports
@@ -223,7 +222,9 @@ def test_an_address_that_cannot_be_is_refused_before_anything_is_made(
     command = mesh_command.Command(stdout=run.out, stderr=run.err)
     monkeypatch.setattr(engines, "find_spec", lambda name: object())
     # Where it is not refused, this ends the start.
-    monkeypatch.setattr(Supervisor, "__init__", lambda *arguments: (_ for _ in ()).throw(EngineRefused("too late")))
+    monkeypatch.setattr(
+        "meshsite.supervisor.Supervisor.__init__", lambda *arguments: (_ for _ in ()).throw(EngineRefused("too late"))
+    )
     with pytest.raises(CommandError, match=complaint):
         call_command(command, "--model", str(run.model), "--port", str(run.port), *arguments)
     assert not APIKey.objects.exists()
@@ -272,9 +273,10 @@ def test_with_autoscaling_the_heads_are_not_watched_any_more_once_they_are_told_
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    stop_watch, stop_mesh = LoadWatch.stop, Launcher.stop
+    launcher: Any = vars(mesh_command)["Launcher"]
+    stop_watch, stop_mesh = LoadWatch.stop, launcher.stop
     monkeypatch.setattr(LoadWatch, "stop", lambda self: (done.append("watch"), stop_watch(self)))
-    monkeypatch.setattr(Launcher, "stop", lambda self, wait: (done.append("mesh"), stop_mesh(self, wait)))
+    monkeypatch.setattr(launcher, "stop", lambda self, wait: (done.append("mesh"), stop_mesh(self, wait)))
     run("--max-replicas", "2")
     assert done[:2] == ["watch", "mesh"]
 

@@ -41,7 +41,10 @@ class NoAnswer(Exception):  # reads as what happened
 
 
 class ControlSocket:
-    """The server. Use as a context manager: leaving it removes the socket. `answer` may raise ControlRefused."""
+    """The server. Use as a context manager: leaving it removes the socket. `answer` may raise ControlRefused.
+
+    Entering raises ControlRefused where the socket cannot be made.
+    """
 
     def __init__(self, var_dir: Path, answer: Callable[[Request], Mapping[str, Any]]) -> None:
         self._path = var_dir / NAME
@@ -49,12 +52,19 @@ class ControlSocket:
         self._listening = False
 
     def __enter__(self) -> ControlSocket:
-        self._path.unlink(missing_ok=True)  # of a mesh that was killed; the lock on the folder is held
         self._socket = socket.socket(socket.AF_UNIX)
-        with _short(self._path) as path:
-            self._socket.bind(path)
-        self._path.chmod(0o600)
-        self._socket.listen(8)
+        try:
+            self._path.unlink(missing_ok=True)  # of a mesh that was killed; the lock on the folder is held
+            with _short(self._path) as path:
+                self._socket.bind(path)
+            self._path.chmod(0o600)
+            self._socket.listen(8)
+        except OSError as error:
+            self._socket.close()
+            raise ControlRefused(
+                f"The socket {self._path} cannot be made: {error.strerror}. Set MESHNET_VAR_DIR to a folder of a file "
+                "system of this machine that takes sockets."
+            ) from None
         self._listening = True
         self._thread = threading.Thread(target=self._serve, name="meshnet-control", daemon=True)
         self._thread.start()

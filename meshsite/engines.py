@@ -30,13 +30,20 @@ def local_engine(plan: Plan, made: Secrets, environ: Mapping[str, str], say: Say
     )
 
 
-def check(name: str) -> None:
-    """Raises EngineRefused where the engine's library is missing."""
+def check(name: str, address: str, environ: Mapping[str, str]) -> None:
+    """Raises EngineRefused where the engine's library is missing, or the address is none, or nobody answers there."""
+    if address and name != "ray":
+        raise EngineRefused(f"--address {address} is for --engine ray: name both, or leave --address out.")
     if name == "ray" and find_spec("ray") is None:
         raise EngineRefused(
             "The engine ray needs the library ray: .venv/bin/pip install -r requirements-ray.txt. Without it, leave "
             "--engine out: the nodes are processes of this machine then."
         )
+    address = address or environ.get("RAY_ADDRESS", "")
+    if name == "ray" and address:
+        from meshsite.ray_cluster import check_address
+
+        check_address(address)
 
 
 def ray_engine(plan: Plan, made: Secrets, environ: Mapping[str, str], say: Say, *, address: str = "") -> NodeEngine:

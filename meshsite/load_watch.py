@@ -62,6 +62,10 @@ class LoadWatch:
         threading.Thread(target=self._run, name="meshnet-load", daemon=True).start()
 
     def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """No further look begins, and what one that is under way does not see is not said. Returns at once."""
         self._stop.set()
 
     def latest(self) -> Load | None:
@@ -75,9 +79,9 @@ class LoadWatch:
             texts = [self._scrape(url) for url in self._head_urls]
             self._seen = (self._clock(), load_of(texts))
             self._said = ""
-        except (OSError, HTTPException, ValueError) as error:
+        except (OSError, HTTPException, ValueError, OverflowError) as error:
             self._seen = None
-            if not self._said:
+            if not self._said and not self._stop.is_set():
                 self._said = f"Autoscaling does nothing while a head does not say what waits: {error}"
                 self._say(self._said)
 
@@ -91,6 +95,7 @@ def load_of(expositions: Sequence[str]) -> Load:
     """The heads' metrics added up. A replica holds what its narrowest node holds. Raises ValueError."""
     counts = {"num_requests_waiting": 0.0, "num_requests_running": 0.0}
     limits: dict[str, float] = {}
+    cache = 0.0
     for text in expositions:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -99,8 +104,11 @@ def load_of(expositions: Sequence[str]) -> Load:
                     counts[name] += sample.value
                 elif name == "kv_sessions_limit" and "node" in sample.labels:
                     limits[sample.labels["node"]] = sample.value
+                elif name == "kv_cache_usage_perc" and "node" in sample.labels:
+                    cache = max(cache, sample.value)
     return Load(
         waiting=int(counts["num_requests_waiting"]),
         running=int(counts["num_requests_running"]),
         slots=int(min(limits.values(), default=0.0)),
+        cache=cache,
     )

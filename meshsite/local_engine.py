@@ -86,6 +86,7 @@ class LocalEngine:
                 continue
             node.leaving = self._leave(node.url)
             if children[name].ready_at is None:
+                node.leaving.end()
                 self._supervisor.dismiss(name)
 
     def step(self) -> None:
@@ -93,8 +94,12 @@ class LocalEngine:
         children = self._children()
         for name, node in list(self._nodes.items()):
             if name not in children:
+                if node.leaving is not None:
+                    node.leaving.end()
                 del self._nodes[name]
-            elif node.leaving is not None and (node.leaving.step() or children[name].ready_at is None):
+            # One that does not serve is not asked: its port may be another node's soon, which must not drain.
+            elif node.leaving is not None and (children[name].ready_at is None or node.leaving.step()):
+                node.leaving.end()
                 self._supervisor.dismiss(name)
 
     def states(self) -> list[NodeState]:

@@ -2,7 +2,8 @@
 
 1. `order` says the wanted number; any thread may. A later order supersedes an earlier one.
 2. `step` adds replicas under the smallest free numbers, all at once, until as many stand as are wanted; or retires
-   those that are too many: first those with a node that refused, then the newest. Retired ones end by themselves.
+   those that are too many: first those with a node that refused, then those that do not serve, then the newest.
+   Retired ones end by themselves.
 3. An order is reached once as many replicas serve as are wanted and none is leaving. It has failed when a node
    that was added for it refuses: all that were added for it are retired, and what stood before stands.
 """
@@ -100,6 +101,11 @@ class Replicas:
         """How many of them serve whole."""
         return sum(group.is_ready for group in _groups(self.states))
 
+    @property
+    def refused(self) -> list[str]:
+        """Why, of each replica that has a node that refused."""
+        return [group.refusal for group in _groups(self.states) if group.refusal and not group.is_leaving]
+
     def order(self, replicas: int) -> Order:
         """Raises OrderRefused for a number out of bounds. Returns at once."""
         if not 1 <= replicas <= self._most:
@@ -123,7 +129,7 @@ class Replicas:
     def _move(self, order: Order, groups: list[_Group]) -> None:
         surplus = len(groups) - order.replicas
         if surplus > 0:
-            going = sorted(groups, key=lambda group: bool(group.refusal))[-surplus:]
+            going = sorted(groups, key=lambda group: (bool(group.refusal), not group.is_ready))[-surplus:]
             for group in reversed(going):
                 self._retire(group)
         numbers = {group.number for group in _groups(self._engine.states())}

@@ -1,7 +1,12 @@
 """How many replicas a mesh has: by order of an operator, or, within bounds, by what waits at its heads.
 
-Without autoscaling an order is the number itself. With it, it is the lower bound: what stands above it stays as long
-as the load wants it. Orders come from the control socket's thread, `step` from the main thread.
+1. Without autoscaling an order is the number itself. With it, it is the lower bound: what serves above it stays as long
+   as the load wants it.
+2. A step up by autoscaling that does not serve after STUCK_SECONDS (there is no place for it) is taken back, and tried
+   again later like one that failed.
+3. With autoscaling a replica that refused for good makes way once another one serves; then it is decided anew.
+
+Orders come from the control socket's thread, `step` from the main thread.
 """
 
 from __future__ import annotations
@@ -15,6 +20,9 @@ from meshsite.autoscaling import Autoscaling, Load
 from meshsite.control_socket import ControlRefused, Request
 from meshsite.engine import NodeState, Say
 from meshsite.replicas import Order, OrderRefused, Progress, Replicas
+
+#: How long a step up may go on. Loading a model over a slow network is minutes; a place that is not there is for ever.
+STUCK_SECONDS = 600.0
 
 
 class Scaler:
@@ -36,6 +44,7 @@ class Scaler:
         self._clock = clock
         self._lock = threading.Lock()
         self._own = 0  # the number of the last order that autoscaling gave
+        self._own_since = 0.0
         self._former_least = 0
         self._judged = 0
 
@@ -48,9 +57,15 @@ class Scaler:
                 raise OrderRefused(
                     f"This mesh can have 1 to {self._autoscaling.most} replicas (--max-replicas), not {replicas}."
                 )
-            order = self._replicas.order(max(replicas, self._replicas.standing))
+            order = self._replicas.order(max(replicas, self._kept()))
             self._former_least, self._autoscaling.least = self._autoscaling.least, replicas
             return order
+
+    def _kept(self) -> int:
+        """How many replicas an order for fewer leaves to the load. What is on its way may never come."""
+        if self._replicas.last_order.progress is Progress.UNDER_WAY:
+            return self._replicas.serving
+        return self._replicas.standing - len(self._replicas.refused)
 
     def step(self) -> None:
         """Looks at every node once, and does what is due. Main thread."""
@@ -63,6 +78,7 @@ class Scaler:
         order, now = self._replicas.last_order, self._clock()
         if order.progress is Progress.UNDER_WAY:
             autoscaling.reset()
+            self._take_back(autoscaling, order, now)
             return
         if order.number != self._judged:
             self._judged = order.number
@@ -72,15 +88,39 @@ class Scaler:
                 autoscaling.failed(now)
                 if order.number != self._own:
                     autoscaling.least = self._former_least
-        standing = self._replicas.standing
+        standing, refused = self._replicas.standing, self._replicas.refused
+        if refused and self._replicas.serving:
+            self._judged = self._order_own(standing - len(refused))  # says nothing of steps up
+            name, _, reason = refused[0].partition(": ")
+            self._say(f"From {standing} to {standing - len(refused)} replicas: {name} does not serve ({reason}).")
+            return
         if self._replicas.serving != standing:  # a node is being started again
             autoscaling.reset()
             return
         wanted = autoscaling.decide(now, standing, self._look())
         if wanted != standing:
-            self._own = self._replicas.order(wanted).number
-            why = "generations have been waiting" if wanted > standing else "one fewer has been enough for long"
+            self._order_own(wanted)
+            why = "one fewer has been enough for long"
+            if wanted > standing:
+                why = f"{wanted} are the least" if wanted <= autoscaling.least else "generations have been waiting"
             self._say(f"From {standing} to {wanted} replicas: {why}.")
+
+    def _take_back(self, autoscaling: Autoscaling, order: Order, now: float) -> None:
+        """Ends a step up of its own that has had its time; not below what serves, nor below the least."""
+        enough = max(autoscaling.least, self._replicas.serving)
+        if order.number != self._own or order.replicas <= enough or now - self._own_since < STUCK_SECONDS:
+            return
+        self._judged = self._order_own(enough)  # that this is reached does not mean that a step up works
+        autoscaling.failed(now)
+        self._say(
+            f"The mesh stays with {enough} of {order.replicas} replicas for now: after {STUCK_SECONDS / 60:.0f} min "
+            "not all of them serve. It is tried again later."
+        )
+
+    def _order_own(self, replicas: int) -> int:
+        """The number of the order."""
+        self._own, self._own_since = self._replicas.order(replicas).number, self._clock()
+        return self._own
 
     # -- the control socket
 

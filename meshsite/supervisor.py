@@ -61,7 +61,7 @@ class ChildSpec:
 
     name: str
     command: Sequence[str]
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)  # secrets among it
     url: str
     folder: Path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ class MeshFile:
 
     head: str
     nodes: tuple[str, ...]
-    api_key: str
-    mesh_secret: str
+    api_key: str = field(repr=False)
+    mesh_secret: str = field(repr=False)
     admin_user: str
-    admin_password: str
+    admin_password: str = field(repr=False)
     #: All of them, the first included.
     heads: tuple[str, ...] = ()
 

@@ -1,6 +1,7 @@
 """`manage.py mesh`: a mesh of heads on this machine and nodes under an engine, in the foreground.
 
-1. Refuse what cannot work: another mesh on this var folder, taken ports, more shards than layers.
+1. Refuse what cannot work: another mesh on this var folder, taken ports, more shards than layers, an address of no
+   cluster.
 2. Fetch the model if it is missing, migrate, make this start's key, secrets and admin user.
 3. Start heads and nodes, wait until all answer, write `mesh.json`, say where everything is.
 4. Look after them until Ctrl-C, SIGTERM or SIGHUP; then end them in order and remove `mesh.json`.
@@ -12,7 +13,6 @@ import contextlib
 import functools
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -27,13 +27,14 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connections
 
-from meshsite import engines, load_watch, local_mesh
+from meshsite import control_socket, engines, load_watch, local_mesh
 from meshsite.autoscaling import Autoscaling
 from meshsite.control_socket import ControlSocket
 from meshsite.engine import EngineRefused, NodeEngine, NodeSpec
 from meshsite.launcher import Launcher
 from meshsite.load_watch import LoadWatch
 from meshsite.local_mesh import MeshRefused, Plan, Seating, Secrets
+from meshsite.mesh_announcement import announcement, starting_line
 from meshsite.mesh_processes import head_specs, node_specs
 from meshsite.mesh_record import MeshRecord
 from meshsite.parent_death import follow_parent
@@ -51,7 +52,6 @@ from nodes.model_files import DEFAULT_MODEL, is_hub_id, layer_count, locate
 WATCH_SECONDS = 0.5
 #: Nodes as they are told, to nodes as they suit their machines.
 Fit = Callable[[Sequence[NodeSpec]], Sequence[NodeSpec]]
-QUESTION = "What is the capital of France?"
 
 
 class Stopped(Exception):  # reads as what happened
@@ -109,7 +109,7 @@ class Command(BaseCommand):
                 self._run(options, stop)
         except Stopped:
             self._say("Stopped before the mesh was ready.")
-        except (MeshRefused, StartFailed, EngineRefused) as error:
+        except (MeshRefused, StartFailed, EngineRefused, control_socket.ControlRefused) as error:
             raise CommandError(str(error)) from None
         except ModelUnavailable as error:
             raise CommandError(error.detail) from None
@@ -119,7 +119,7 @@ class Command(BaseCommand):
     def _run(self, options: dict[str, Any], stop: Any) -> None:
         var_dir: Path = settings.MESHNET_VAR_DIR
         if self.engine is None:
-            engines.check(options["engine"])
+            engines.check(options["engine"], options["address"], os.environ)
         model, name, folder = self._model(options["model"] or settings.MESHNET_MODEL, options, stop)
         plan = _plan(model, layer_count(folder), options)
         local_mesh.check_ports(plan)
@@ -149,6 +149,7 @@ class Command(BaseCommand):
                 self._say("Ending the mesh …")
             finally:
                 local_mesh.remove_mesh_file(var_dir)
+                load.stop()  # heads that end are no news
                 launcher.stop(stop.wait)
         self._say("The mesh has ended.")
 
@@ -256,60 +257,13 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(line))
             self.stdout.flush()
             return
-        login = f"user {mesh.admin_user}   password {mesh.admin_password}"
-        if not mesh.admin_user:
-            login = "users by manage.py createsuperuser"
-        lines = [
-            "",
-            "The mesh is ready.",
-            "",
-            f"  Chat     {mesh.head}/v1/chat/completions   (OpenAI-style; model {name})",
-            f"  API key  {mesh.api_key}",
-            f"  Admin    {mesh.head}/admin/   {login}",
-            *([] if plan.replicas == 1 else [f"  Nodes    {nodes_line(plan)}"]),
-            *([] if plan.heads == 1 else [f"  Heads    {', '.join(plan.head_urls)}"]),
-            f"  Logs     {plan.var_dir / 'logs'}",
-            "",
-            "Try it:",
-            "",
-            curl_line(mesh, name),
-            "",
-            "Ctrl-C ends the mesh.",
-            "",
-        ]
-        self._say("\n".join(lines))
+        self._say(announcement(plan, mesh, name))
 
     def _say(self, text: str) -> None:
         stream = self.stderr if self._json else self.stdout
         # No style: progress on standard error is not an error.
         stream.write(text, style_func=lambda line: line)
         stream.flush()
-
-
-def starting_line(plan: Plan, model: str) -> str:
-    stretches = ", ".join(str(layers) for layers in plan.stretches)
-    each = "" if plan.replicas == 1 else f", {plan.replicas} to each stretch,"
-    heads = "a head" if plan.heads == 1 else f"{plan.heads} heads"
-    return f"Starting {heads} and {len(plan.layers)} nodes{each} with the layers {stretches} of {model} …"
-
-
-def nodes_line(plan: Plan) -> str:
-    """Which nodes stand in for each other: `0:15 node1, node2; 15:30 node3, node4`."""
-    nodes = [seat.name for seat in plan.seats]
-    groups = [nodes[start : start + plan.replicas] for start in range(0, len(nodes), plan.replicas)]
-    return "; ".join(f"{layers} {', '.join(group)}" for layers, group in zip(plan.stretches, groups, strict=True))
-
-
-def curl_line(mesh: MeshFile, model: str) -> str:
-    """A command that can be pasted into a shell and answers."""
-    body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
-    words: Sequence[str] = (
-        "curl", f"{mesh.head}/v1/chat/completions",
-        "-H", f"Authorization: Bearer {mesh.api_key}",
-        "-H", "Content-Type: application/json",
-        "-d", json.dumps(body),
-    )  # fmt: skip
-    return shlex.join(words)
 
 
 def _scrape(head_url: str) -> str:

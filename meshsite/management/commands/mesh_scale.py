@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from argparse import ArgumentParser
@@ -18,6 +19,9 @@ from nodes.table import aligned
 LOOK_SECONDS = 0.5
 #: Loading a model takes long, and a replica that leaves waits for its sessions.
 TIMEOUT_SECONDS = 600.0
+
+#: How often in a row a mesh may not answer before it counts as gone. It may be busy loading.
+UNANSWERED = 5
 
 
 class Command(BaseCommand):
@@ -69,8 +73,16 @@ class Command(BaseCommand):
                     f"After {timeout:.0f} s it is not so yet: {line}. The mesh goes on with it; "
                     "`manage.py mesh_scale` shows how it stands."
                 )
+            report = self._look()
+
+    def _look(self) -> dict[str, Any]:
+        """How things stand a moment later. A mesh that does not answer once is asked again."""
+        for _ in range(UNANSWERED - 1):
             self.pause(LOOK_SECONDS)
-            report = self._ask({"do": "status"})
+            with contextlib.suppress(NoAnswer):
+                return self._ask({"do": "status"})
+        self.pause(LOOK_SECONDS)
+        return self._ask({"do": "status"})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         return control_socket.ask(settings.MESHNET_VAR_DIR, request)

@@ -6,7 +6,8 @@ import pytest
 
 from meshsite.autoscaling import DOWN_SECONDS, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, UP_SECONDS, Autoscaling, Load
 
-BUSY = Load(waiting=1, running=8, slots=8)
+#: More than four replicas hold.
+BUSY = Load(waiting=30, running=8, slots=8)
 CALM = Load(waiting=0, running=1, slots=8)
 LOOK = 2.0
 
@@ -70,7 +71,30 @@ def test_no_more_than_three_quarters_of_the_remaining_places_may_be_taken(runnin
     assert mesh.replicas == wanted
 
 
-@pytest.mark.parametrize("peak", [Load(1, 1, 8), Load(0, 8, 8), None])
+def test_generations_that_have_a_place_and_only_begin_bring_no_replica() -> None:
+    mesh = Mesh(Autoscaling(1, 4))
+    mesh.live([Load(waiting=3, running=5, slots=8)] * looks(10 * UP_SECONDS))
+    assert mesh.changes == []
+    mesh.live([Load(waiting=4, running=5, slots=8)] * looks(UP_SECONDS))
+    assert mesh.replicas == 2
+
+
+def test_where_the_bytes_of_a_node_are_taken_before_its_places_what_waits_brings_one_too() -> None:
+    mesh = Mesh(Autoscaling(1, 4))
+    mesh.live([Load(waiting=1, running=2, slots=8, cache=0.7)] * looks(10 * UP_SECONDS))
+    assert mesh.changes == []
+    mesh.live([Load(waiting=1, running=2, slots=8, cache=0.8)] * looks(UP_SECONDS))
+    assert mesh.replicas == 2
+
+
+@pytest.mark.parametrize(("waiting", "wanted"), [(1, 1), (6, 1), (7, 2)])
+def test_generations_that_begin_at_every_look_count_as_those_that_run_and_no_more(waiting: int, wanted: int) -> None:
+    mesh = Mesh(Autoscaling(1, 2), replicas=2)
+    mesh.live([Load(waiting, 0, 8)] * looks(DOWN_SECONDS + LOOK))
+    assert mesh.replicas == wanted
+
+
+@pytest.mark.parametrize("peak", [Load(6, 1, 8), Load(0, 8, 8), Load(1, 1, 8, cache=1.0), None])
 def test_one_peak_or_one_blind_look_puts_the_step_down_off(peak: Load | None) -> None:
     mesh = Mesh(Autoscaling(1, 2), replicas=2)
     mesh.live(([CALM] * looks(DOWN_SECONDS - 2 * LOOK) + [peak]) * 5)

@@ -94,6 +94,13 @@ def test_the_socket_is_its_owners_alone_and_gone_afterwards(tmp_path: Path) -> N
     assert not (tmp_path / NAME).exists()
 
 
+def test_a_socket_that_cannot_be_made_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ControlRefused, match=r"nowhere/mesh\.sock cannot be made: .*No such file or directory"):
+        ControlSocket(tmp_path / "nowhere", answer).__enter__()
+
+
 def test_another_users_process_is_turned_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = os.geteuid()
     monkeypatch.setattr(control_socket.struct, "unpack", lambda *_: (1, mine + 1, 1))

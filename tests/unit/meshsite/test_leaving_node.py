@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from meshsite.leaving_node import CONFIRM_SECONDS, LeavingNode
@@ -74,6 +75,14 @@ def test_a_node_that_does_not_hear_is_told_again_and_then_ended(clock: Clock) ->
     assert not leaving.round()
     clock.advance(CONFIRM_SECONDS)
     assert leaving.node.step()
+
+
+def test_an_odd_answer_is_no_end_of_asking(clock: Clock) -> None:
+    node = FakeNode()
+    answers: Iterator[Any] = iter([{}, {"stats": None}, [], {"stats": {"sessions": 0}}])
+    node.sessions = lambda *, timeout: next(answers)  # type: ignore[assignment, method-assign]
+    leaving = Leaving(node, clock)
+    assert [leaving.round() for _ in range(4)] == [False, False, False, True]
 
 
 def test_a_node_that_hears_later_is_drained_then(clock: Clock) -> None:

@@ -25,9 +25,11 @@ class FakeLeaving:
     def __init__(self, url: str) -> None:
         self.url = url
         self.may_end = False
+        self.asked = False
         self.ended = False
 
     def step(self) -> bool:
+        self.asked = True
         return self.may_end
 
     def end(self) -> None:
@@ -161,6 +163,35 @@ def test_a_node_that_does_not_serve_yet_is_told_to_end_at_once(stage: Stage) -> 
     stage.engine.step()
     stage.engine.retire(["node1"])
     assert stage.processes["node1"][-1].received == [signal.SIGTERM]
+
+
+def test_a_node_that_left_before_it_served_is_never_asked_for_its_port_may_be_anothers(stage: Stage) -> None:
+    stage.engine.add([node("node3")])
+    stage.engine.step()
+    url = stage.url("node3")
+    stage.engine.retire(["node3"])
+    stage.engine.step()
+    stage.processes["node3"][-1].returncode = 0
+    stage.engine.step()
+    assert stage.stands() == {}
+    assert stage.leaving[url].ended
+    assert not stage.leaving[url].asked
+
+
+@pytest.mark.parametrize("how", ["it may end", "it dies"])
+def test_a_node_that_has_left_is_not_asked_any_more(stage: Stage, how: str) -> None:
+    stage.engine.add([node("node1")])
+    stage.engine.step()
+    stage.serve("node1")
+    url = stage.url("node1")
+    stage.engine.retire(["node1"])
+    stage.engine.step()
+    assert stage.leaving[url].asked
+    assert not stage.leaving[url].ended
+    stage.leaving[url].may_end = how == "it may end"
+    stage.processes["node1"][-1].returncode = None if how == "it may end" else -9
+    stage.engine.step()
+    assert stage.leaving[url].ended
 
 
 def test_retiring_a_node_twice_is_retiring_it(stage: Stage) -> None:

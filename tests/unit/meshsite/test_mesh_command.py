@@ -19,6 +19,7 @@ from generation.models import APIKey
 from meshsite import engines
 from meshsite.engine import EngineRefused, NodeSpec, Say
 from meshsite.leaving_node import LeavingNode
+from meshsite.load_watch import LoadWatch
 from meshsite.local_engine import LocalEngine, local_child
 from meshsite.local_mesh import Plan, Secrets, only_mesh
 from meshsite.management.commands import mesh as mesh_command
@@ -207,6 +208,28 @@ def test_the_engine_ray_without_its_library_says_how_to_get_it(run: Run, monkeyp
     assert not APIKey.objects.exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--address", "10.0.0.1:6379"], "--address 10.0.0.1:6379 is for --engine ray: name both"),
+        (["--engine", "ray", "--address", "bogus"], "--address bogus: name a Ray cluster as host:port"),
+        (["--engine", "ray", "--address", "127.0.0.1:1"], "127.0.0.1:1 cannot be used: nobody answers there"),
+    ],
+)
+def test_an_address_that_cannot_be_is_refused_before_anything_is_made(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], complaint: str
+) -> None:
+    command = mesh_command.Command(stdout=run.out, stderr=run.err)
+    monkeypatch.setattr(engines, "find_spec", lambda name: object())
+    # Where it is not refused, this ends the start.
+    monkeypatch.setattr(
+        "meshsite.supervisor.Supervisor.__init__", lambda *arguments: (_ for _ in ()).throw(EngineRefused("too late"))
+    )
+    with pytest.raises(CommandError, match=complaint):
+        call_command(command, "--model", str(run.model), "--port", str(run.port), *arguments)
+    assert not APIKey.objects.exists()
+
+
 def test_key_and_password_are_those_of_the_database(run: Run) -> None:
     run()
     mesh = run.looks[0]
@@ -244,6 +267,25 @@ def test_mesh_json_is_there_while_the_mesh_runs_and_gone_afterwards(run: Run) ->
     assert run.looks[0] is not None
     assert run.looks[0].nodes == (f"http://127.0.0.1:{run.port + 1}", f"http://127.0.0.1:{run.port + 2}")
     assert not (run.var_dir / "mesh.json").exists()
+
+
+def test_with_autoscaling_the_heads_are_not_watched_any_more_once_they_are_told_to_end(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    launcher: Any = vars(mesh_command)["Launcher"]
+    stop_watch, stop_mesh = LoadWatch.stop, launcher.stop
+    monkeypatch.setattr(LoadWatch, "stop", lambda self: (done.append("watch"), stop_watch(self)))
+    monkeypatch.setattr(launcher, "stop", lambda self, wait: (done.append("mesh"), stop_mesh(self, wait)))
+    run("--max-replicas", "2")
+    assert done[:2] == ["watch", "mesh"]
+
+
+def test_a_control_socket_that_cannot_be_made_ends_the_start_with_the_reason(run: Run) -> None:
+    (run.var_dir / "mesh.sock").mkdir(parents=True)
+    with pytest.raises(CommandError, match=r"mesh\.sock cannot be made: .*Is a directory"):
+        run()
+    assert not any(is_ready(spec.url) for spec in run.specs)
 
 
 def test_afterwards_nothing_is_left_running(run: Run) -> None:

@@ -10,7 +10,8 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from meshsite.control_socket import ControlSocket
+from meshsite import control_socket
+from meshsite.control_socket import ControlSocket, NoAnswer
 from meshsite.engine import Stand
 from meshsite.management.commands import mesh_scale
 from meshsite.replicas import Replicas
@@ -102,6 +103,35 @@ def test_a_node_that_refuses_is_an_error_with_its_reason(stage: Stage) -> None:
 def test_when_time_is_over_it_says_how_far_it_is(stage: Stage) -> None:
     with pytest.raises(CommandError, match=r"After 5 s it is not so yet: serving: 1, wanted: 2; node3 starting"):
         stage("--replicas", "2", "--timeout", "5")
+
+
+class Silent:
+    """A mesh that does not answer `times` times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+        self._ask, self._left = control_socket.ask, times
+        monkeypatch.setattr(control_socket, "ask", self)
+
+    def __call__(self, var_dir: Path, request: Any) -> dict[str, Any]:
+        if request == {"do": "status"} and self._left:
+            self._left -= 1
+            raise NoAnswer("The mesh is busy.")
+        return self._ask(var_dir, request)
+
+
+def test_a_mesh_that_is_too_busy_to_answer_for_a_while_is_asked_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Silent(monkeypatch, mesh_scale.UNANSWERED - 1)
+    stage.then = [stage.engine.all_serve]
+    stage("--replicas", "2")
+    assert stage.out.getvalue().splitlines()[-1] == "2 of 2 replicas serve; no autoscaling."
+
+
+def test_a_mesh_that_does_not_answer_any_more_is_an_error(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    Silent(monkeypatch, mesh_scale.UNANSWERED)
+    with pytest.raises(CommandError, match="The mesh is busy"):
+        stage("--replicas", "2")
 
 
 def test_another_request_in_between_is_an_error(stage: Stage) -> None:

@@ -66,6 +66,18 @@ def test_down_retires_the_newest_and_is_reached_once_they_have_left() -> None:
     assert stage.progress is Progress.REACHED
 
 
+def test_down_keeps_the_replicas_that_serve_whole() -> None:
+    stage = Stage(wanted=3).started()
+    stage.engine.become("node1", Stand.WAITING, "it ended")
+    stage.replicas.order(2)
+    stage.replicas.step()
+    assert stage.engine.replicas() == [2, 3]
+    stage.engine.become("node5", Stand.REFUSED, "no")
+    stage.replicas.order(1)
+    stage.replicas.step()
+    assert stage.engine.replicas() == [2]
+
+
 def test_a_later_order_supersedes_one_that_is_under_way(stage: Stage) -> None:
     first = stage.replicas.order(3)
     stage.replicas.step()

@@ -8,7 +8,7 @@ from meshsite.autoscaling import DOWN_SECONDS, FIRST_PAUSE_SECONDS, UP_SECONDS, 
 from meshsite.control_socket import ControlRefused
 from meshsite.engine import Stand
 from meshsite.replicas import OrderRefused, Progress, Replicas
-from meshsite.scaler import Scaler
+from meshsite.scaler import STUCK_SECONDS, Scaler
 from tests.conftest import Clock
 from tests.unit.meshsite.fake_engine import FakeEngine, Names
 
@@ -23,6 +23,7 @@ class Stage:
         self.engine = FakeEngine()
         self.said: list[str] = []
         self.load: Load | None = CALM
+        self.has_room = True
         self.replicas = Replicas(self.engine, Names().make, self.said.append, wanted=1, most=16)
         self.autoscaling = None if most is None else Autoscaling(1, most)
         self.scaler = Scaler(
@@ -33,7 +34,8 @@ class Stage:
     def live(self, seconds: float) -> None:
         for _ in range(int(seconds)):
             self.scaler.step()
-            self.engine.all_serve()
+            if self.has_room:
+                self.engine.all_serve()
             self.engine.all_leave()
             self.clock.advance(1)
         self.scaler.step()
@@ -114,6 +116,81 @@ def test_a_step_up_that_failed_is_not_tried_again_at_once(elastic: Stage) -> Non
     assert elastic.replicas.last_order.number == tries
     elastic.live(UP_SECONDS + 5)
     assert elastic.replicas.last_order.number == tries + 1
+
+
+def test_a_step_up_that_finds_no_place_is_taken_back_and_tried_again_after_longer_and_longer_pauses(
+    elastic: Stage,
+) -> None:
+    elastic.load, elastic.has_room = BUSY, False
+    elastic.live(UP_SECONDS + 5)
+    assert elastic.engine.replicas() == [1, 2]
+    elastic.live(STUCK_SECONDS - 10)
+    assert elastic.engine.replicas() == [1, 2]
+    elastic.live(12)
+    assert elastic.engine.replicas() == [1]
+    assert "The mesh stays with 1 of 2 replicas" in elastic.said[-1]
+    elastic.live(FIRST_PAUSE_SECONDS + 5)
+    assert elastic.engine.replicas() == [1, 2]
+    elastic.live(STUCK_SECONDS + 5)
+    assert elastic.engine.replicas() == [1]
+    elastic.live(2 * FIRST_PAUSE_SECONDS - 40)
+    assert elastic.engine.replicas() == [1]
+    elastic.has_room = True
+    elastic.live(45)
+    assert elastic.replicas.serving == 2
+
+
+def test_a_step_that_can_still_serve_the_least_is_not_taken_back_below_it(elastic: Stage) -> None:
+    elastic.has_room = False
+    elastic.scaler.order(2)
+    elastic.live(2 * STUCK_SECONDS)
+    assert elastic.engine.replicas() == [1, 2]
+
+
+@pytest.mark.parametrize("whose", ["an operator's", "its own"])
+def test_an_operator_can_take_back_what_finds_no_place(elastic: Stage, whose: str) -> None:
+    elastic.has_room = False
+    if whose == "its own":
+        elastic.load = BUSY
+        elastic.live(UP_SECONDS + 5)
+    else:
+        elastic.scaler.order(3)
+        elastic.live(5)
+    assert len(elastic.engine.replicas()) > 1
+    elastic.load = CALM
+    elastic.scaler.order(1)
+    elastic.live(3)
+    assert elastic.engine.replicas() == [1]
+    assert elastic.replicas.last_order.progress is Progress.REACHED
+
+
+def test_a_replica_that_refuses_for_good_makes_way_and_the_others_are_scaled_as_before(elastic: Stage) -> None:
+    elastic.scaler.order(2)
+    elastic.live(5)
+    elastic.scaler.order(1)
+    elastic.live(2)
+    elastic.engine.become("node3", Stand.REFUSED, "its weights are gone")
+    elastic.live(3)
+    assert elastic.engine.replicas() == [1]
+    assert elastic.said[-1] == "From 2 to 1 replicas: node3 does not serve (its weights are gone)."
+    elastic.load = BUSY
+    elastic.live(UP_SECONDS + 3)
+    assert elastic.replicas.serving == 2
+
+
+def test_a_replica_that_refuses_is_replaced_where_the_least_wants_it(elastic: Stage) -> None:
+    elastic.scaler.order(2)
+    elastic.live(5)
+    elastic.engine.become("node3", Stand.REFUSED, "its weights are gone")
+    elastic.live(5)
+    assert elastic.replicas.serving == 2
+    assert "node3" not in elastic.engine.nodes
+
+
+def test_the_only_replica_is_not_taken_away_when_it_refuses(elastic: Stage) -> None:
+    elastic.engine.become("node1", Stand.REFUSED, "its weights are gone")
+    elastic.live(5)
+    assert elastic.engine.replicas() == [1]
 
 
 # -- what the control socket asks

@@ -378,6 +378,10 @@ def test_children_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
         assert wait_for_end(child)
 
 
+def test_a_childs_environment_stands_in_no_traceback(tmp_path: Path) -> None:
+    assert "hidden" not in repr(ChildSpec("one", ["x"], {"MESHNET_SECRET": "hidden"}, "http://one", tmp_path))
+
+
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_every_stop_signal_ends_supervisor_and_children_in_order(tmp_path: Path, sig: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.unit.meshsite.supervised", str(free_ports(1)), str(tmp_path / "pid")]

@@ -19,6 +19,11 @@ MESH = MeshFile(
 )
 
 
+def test_its_secrets_stand_in_no_traceback() -> None:
+    assert "http://127.0.0.1:8000" in repr(MESH)
+    assert not any(secret in repr(MESH) for secret in ("'key'", "'secret'", "'password'"))
+
+
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     MESH.write(tmp_path)
     assert MeshFile.read(tmp_path) == MESH

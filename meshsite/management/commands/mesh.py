@@ -30,7 +30,7 @@ from django.db import DatabaseError, connections
 from meshsite import engines, load_watch, local_mesh
 from meshsite.autoscaling import Autoscaling
 from meshsite.control_socket import ControlSocket
-from meshsite.engine import EngineRefused, NodeEngine, NodeSpec
+from meshsite.engine import EngineRefused, NodeEngine, NodeSpec, Wait
 from meshsite.launcher import Launcher
 from meshsite.load_watch import LoadWatch
 from meshsite.local_mesh import MeshRefused, Plan, Seating, Secrets
@@ -41,7 +41,7 @@ from meshsite.planned_nodes import as_planned
 from meshsite.planned_split import plan_split
 from meshsite.replicas import Replicas
 from meshsite.scaler import Scaler
-from meshsite.stop_signals import StopSignals
+from meshsite.stop_signals import Stopped, StopSignals
 from meshsite.supervisor import ChildSpec, StartFailed, Supervisor
 from nodes.errors import ModelUnavailable
 from nodes.mesh_file import MeshFile
@@ -52,10 +52,6 @@ WATCH_SECONDS = 0.5
 #: Nodes as they are told, to nodes as they suit their machines.
 Fit = Callable[[Sequence[NodeSpec]], Sequence[NodeSpec]]
 QUESTION = "What is the capital of France?"
-
-
-class Stopped(Exception):  # reads as what happened
-    """A stop was asked for before the mesh was ready."""
 
 
 class Command(BaseCommand):
@@ -133,7 +129,7 @@ class Command(BaseCommand):
             LoadWatch(plan.head_urls, self._say, scrape=_scrape) as load,
         ):
             engine = self._engine(options)(plan, made, os.environ, self._say)
-            plan, fit = self._by_capacity(engine, plan, options)
+            plan, fit = self._by_capacity(engine, plan, options, stop.wait)
             scaler = self._scaler(engine, plan, made, fit, options["max_replicas"], load)
             launcher = Launcher(heads, engine, scaler, record, self._say)
             self._say(starting_line(plan, name))
@@ -152,9 +148,9 @@ class Command(BaseCommand):
                 launcher.stop(stop.wait)
         self._say("The mesh has ended.")
 
-    def _by_capacity(self, engine: NodeEngine, plan: Plan, options: dict[str, Any]) -> tuple[Plan, Fit]:
+    def _by_capacity(self, engine: NodeEngine, plan: Plan, options: dict[str, Any], wait: Wait) -> tuple[Plan, Fit]:
         """The plan as it suits the engine's machines, and what that makes of nodes. Processes of this machine share it
-        evenly. Raises EngineRefused, having ended the engine.
+        evenly. Raises EngineRefused or Stopped, having ended the engine.
         """
         if options["engine"] == "local":
             return plan, lambda specs: specs
@@ -168,8 +164,9 @@ class Command(BaseCommand):
                 replicas=plan.replicas,
                 dtype=settings.MESHNET_DTYPE,
                 context_length=settings.MESHNET_CONTEXT_LENGTH,
+                wait=wait,
             )
-        except EngineRefused:
+        except (EngineRefused, Stopped):
             engine.stop(lambda seconds: True)
             raise
         stretches = tuple(stage.layers for stage in stages)

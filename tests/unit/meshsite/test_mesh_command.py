@@ -17,13 +17,14 @@ from django.http import HttpRequest
 
 from generation.models import APIKey
 from meshsite import engines
-from meshsite.engine import EngineRefused, NodeSpec, Say
+from meshsite.engine import EngineRefused, NodeSpec, Say, Wait
 from meshsite.leaving_node import LeavingNode
 from meshsite.local_engine import LocalEngine, local_child
 from meshsite.local_mesh import Plan, Secrets, only_mesh
 from meshsite.management.commands import mesh as mesh_command
 from meshsite.mesh_processes import head_specs
 from meshsite.planned_split import PlannedStage
+from meshsite.stop_signals import Stopped
 from meshsite.supervisor import ChildSpec, is_ready
 from nodes.layers import LayerRange
 from nodes.mesh_file import MeshFile
@@ -191,6 +192,21 @@ def test_a_split_that_cannot_be_ends_the_engine_and_the_start(run: Run, monkeypa
     monkeypatch.setattr(LocalEngine, "stop", lambda self, wait: ended.append(self))
     with pytest.raises(CommandError, match="The machines have too little memory"):
         run("--engine", "ray")
+    assert len(ended) == 1
+
+
+def test_a_stop_while_machines_are_measured_ends_the_engine_and_is_no_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[LocalEngine] = []
+
+    def plan_split(*arguments: Any, wait: Wait, **options: Any) -> list[PlannedStage]:
+        raise Stopped()
+
+    monkeypatch.setattr(mesh_command, "plan_split", plan_split)
+    monkeypatch.setattr(LocalEngine, "stop", lambda self, wait: ended.append(self))
+    run("--engine", "ray")
+    assert run.out.getvalue().splitlines()[-1] == "Stopped before the mesh was ready."
     assert len(ended) == 1
 
 

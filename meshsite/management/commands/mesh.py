@@ -25,7 +25,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError, connections
+from django.db import Error, connection, connections
 
 from meshsite import engines, load_watch, local_mesh
 from meshsite.autoscaling import Autoscaling
@@ -109,7 +109,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from None
         except ModelUnavailable as error:
             raise CommandError(error.detail) from None
-        except DatabaseError as error:
+        except Error as error:
             raise CommandError(f"The database cannot be used: {error}. Is DATABASE_URL right?") from None
 
     def _run(self, options: dict[str, Any], stop: Any) -> None:
@@ -314,12 +314,13 @@ def _scrape(head_url: str) -> str:
 
 
 def _forget(urls: Collection[str]) -> bool:
-    """Deletes rows of nodes that are gone; False when the database could not be used."""
+    """Deletes rows of nodes that are gone; False when the database could not be used, or somebody holds its lock."""
     from meshsite import local_access
 
     try:
+        local_access.wait_briefly(connection)  # a Ctrl-C and the children's ends are seen after it
         local_access.forget_nodes(urls)
-    except DatabaseError:
+    except Error:
         return False
     finally:
         connections.close_all()  # children must not inherit one

@@ -311,6 +311,25 @@ def test_its_node_comes_back_elsewhere_under_another_url(mesh: Mesh) -> None:
     assert mesh.cluster.actors["node11"] is actor, "Ray starts it again, not the engine"
 
 
+def test_nothing_moves_to_a_machine_that_is_back(mesh: Mesh) -> None:
+    mesh.add(1, "a", "b")
+    actors = dict(mesh.cluster.actors)
+    lost = mesh.cluster.alive.pop(0)
+    mesh.cluster.groups[0].places = {0: "c", 1: "b"}
+    mesh.engine.step()
+    actors["node11"].machine = "c"
+    mesh.serve("node11")
+    mesh.engine.step()
+    mesh.cluster.alive.append(lost)
+    before = mesh.engine.states()
+    for _ in range(3):
+        mesh.engine.step()
+    assert mesh.engine.states() == before
+    assert {state.machine for state in before} == {"machine b", "machine c"}
+    assert mesh.cluster.actors == actors
+    assert len(mesh.cluster.groups) == 1
+
+
 def test_last_words_from_a_dead_machine_do_not_bring_its_url_back(mesh: Mesh) -> None:
     mesh.add(1, "a", "b")
     mesh.cluster.alive = [machine for machine in mesh.cluster.alive if machine.id != "a"]

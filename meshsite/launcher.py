@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-from meshsite.engine import NodeEngine, Say, Stand, Wait
+from meshsite.engine import NodeEngine, NodeState, Say, Stand, Wait
 from meshsite.mesh_record import MeshRecord
 from meshsite.scaler import Scaler
 from meshsite.stop_signals import SecondRequest
@@ -52,7 +52,7 @@ class Launcher:
             for state in states:
                 if state.stand is Stand.REFUSED:
                     raise StartFailed(f"{state.name} cannot serve: {state.reason}")
-            waiting = [state.name for state in states if state.stand is not Stand.READY]
+            waiting = [_why(state) for state in states if state.stand is not Stand.READY]
             waiting += [child.spec.name for child in self._heads.children if child.ready_at is None]
             if not waiting:
                 self._record.begin(states)
@@ -87,3 +87,7 @@ class Launcher:
     def pids(self) -> dict[str, int]:
         """Of the processes on this machine that are known, by name."""
         return {**getattr(self._engine, "pids", dict)(), **self._heads.pids()}
+
+
+def _why(state: NodeState) -> str:
+    return f"{state.name} ({state.reason})" if state.reason else state.name

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from django.contrib.auth import get_user_model
 from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from generation.models import APIKey
 from nodes.models import Node
@@ -15,6 +16,11 @@ from nodes.models import Node
 KEY_NAME = "local mesh"
 #: A name of its own, so that no user that somebody made is ever given another password.
 ADMIN_USER = "mesh-admin"
+BRIEFLY_MS = 200
+_WAIT_BRIEFLY = {
+    "sqlite": [f"PRAGMA busy_timeout = {BRIEFLY_MS}"],
+    "postgresql": [f"SET lock_timeout = {BRIEFLY_MS}"],
+}
 
 
 class NotLoopback(Exception):  # reads as what is wrong
@@ -36,6 +42,13 @@ def prepare(head_urls: Sequence[str], node_urls: Sequence[str], admin_password: 
         # What those of the last start announced does not hold of those of this one, which have the same addresses.
         Node.objects.update(announced_at=None, left_at=None, state="")
     return str(key)
+
+
+def wait_briefly(connection: BaseDatabaseWrapper) -> None:
+    """This connection, while it is open, waits for a lock of somebody else for BRIEFLY_MS only. Raises Error."""
+    with connection.cursor() as cursor:
+        for statement in _WAIT_BRIEFLY.get(connection.vendor, ()):
+            cursor.execute(statement)
 
 
 def forget_nodes(urls: Collection[str]) -> None:

@@ -16,10 +16,12 @@ from nodes.mesh_file import MeshFile
 
 #: After a node has gone its row is deleted so many seconds later. A round of a keeper takes less than the second pause.
 FORGET_AFTER = (0.0, 10.0, 30.0)
+#: What the database could not do now is tried again after so long: each try may hold up the main loop.
+AGAIN_SECONDS = 10.0
 
 
 class MeshRecord:
-    """`forget` deletes rows by URL and says whether it could; else it is tried again. Main thread only."""
+    """`forget` deletes rows by URL and says whether it could; else it is tried again later. Main thread only."""
 
     def __init__(
         self,
@@ -56,8 +58,9 @@ class MeshRecord:
         due = [entry for entry in self._due if entry[0] <= self._clock()]
         if due:
             over = {url for _, url in due} - set(urls)  # an address may have a new node by now
-            if not over or self._forget(over):
-                self._due = [entry for entry in self._due if entry not in due]
+            self._due = [entry for entry in self._due if entry not in due]
+            if over and not self._forget(over):
+                self._due += [(self._clock() + AGAIN_SECONDS, url) for url in sorted(over)]
 
 
 def urls_of(states: Sequence[NodeState]) -> tuple[str, ...]:

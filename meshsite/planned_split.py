@@ -13,7 +13,8 @@ from typing import Any
 
 from django.conf import settings
 
-from meshsite.engine import EngineRefused
+from meshsite.engine import EngineRefused, Wait
+from meshsite.stoppable_run import run_stoppable
 from nodes.layers import LayerRange
 from nodes.machines import Machine
 
@@ -53,10 +54,12 @@ def plan_split(
     dtype: str = "float32",
     context_length: int = 0,
     environ: Mapping[str, str] | None = None,
-    run: Run = subprocess.run,
+    wait: Wait = lambda seconds: False,
+    run: Run = run_stoppable,
 ) -> list[PlannedStage]:
     """The stages in the order of their layers: the best split that is found within a bound, not always proven best.
-    Takes seconds, PLAN_SECONDS at most. Raises EngineRefused with the reason.
+    Takes seconds, PLAN_SECONDS at most. Raises EngineRefused with the reason, and Stopped when `wait` says so.
+    Main thread only.
 
     `shards` does not matter where `layers` names the stretches.
 
@@ -78,10 +81,8 @@ def plan_split(
             command,
             cwd=ROOT,
             env={**os.environ, "MESHNET_VAR_DIR": str(settings.MESHNET_VAR_DIR)} if environ is None else dict(environ),
-            capture_output=True,
-            text=True,
-            check=False,
             timeout=PLAN_SECONDS,
+            wait=wait,
         )
     except subprocess.TimeoutExpired:
         raise EngineRefused(

@@ -116,13 +116,16 @@ class RayCluster:
             task = self._ray.remote(num_cpus=0, num_gpus=min(1, machine.room.gpus), max_retries=0)(ray_actor.survey)
             asked[machine.id] = task.options(scheduling_strategy=here).remote(folder)
         done, _ = self._ray.wait(list(asked.values()), num_returns=len(asked), timeout=SURVEY_SECONDS)
-        found = {}
-        for machine_id, call in asked.items():
-            found[machine_id] = {"problem": f"it did not answer within {SURVEY_SECONDS:.0f} s"}
-            if call in done:
-                with contextlib.suppress(self._ray.exceptions.RayError):  # it has gone meanwhile
-                    found[machine_id] = self._ray.get(call)
-        return found
+        return {machine_id: self._surveyed(call, done) for machine_id, call in asked.items()}
+
+    def _surveyed(self, call: Any, done: Sequence[Any]) -> dict[str, Any]:
+        if call not in done:
+            return {"problem": f"it did not answer within {SURVEY_SECONDS:.0f} s"}
+        try:
+            said: dict[str, Any] = self._ray.get(call)
+        except self._ray.exceptions.RayError as error:  # it has gone meanwhile, or the task failed there
+            return {"problem": f"it could not be looked at ({_last_line(error)})"}
+        return said
 
     def reserve(self, name: str, rooms: Sequence[Room], near: str | None) -> Any:
         """Asks for a bundle for each room, spread over machines; `near` is where a single one is best."""

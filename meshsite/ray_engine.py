@@ -31,8 +31,6 @@ LEAVE_SECONDS = 120.0
 #: Longer than a node needs to end in order (meshsite/supervisor.py).
 STOP_SECONDS = 10.0
 KILL_SECONDS = 2.0
-#: One request to stop may arrive as several signals.
-SAME_REQUEST_SECONDS = 1.0
 LEFT = "left"
 
 
@@ -132,8 +130,7 @@ class RayEngine:
                 node.call = node.call or self._cluster.call(node.actor, "look")
             answered = self._cluster.answers([node.call for node in waiting])
             waiting = [node for node in waiting if not self._has_left(node, answered)]
-            hurry = bool(waiting) and wait(0.1) and self._clock() - began >= SAME_REQUEST_SECONDS
-            if hurry or self._clock() - began >= STOP_SECONDS:
+            if waiting and (wait(0.1) or self._clock() - began >= STOP_SECONDS):
                 break
         self._kill(waiting)
         for node in nodes:
@@ -161,7 +158,11 @@ class RayEngine:
     def _hear(self, node: PlacedNode, answered: Sequence[Any]) -> None:
         if node.actor is None:
             return
-        if node.machine and node.machine not in self._placing.alive and node.state.stand is not Stand.PLACING:
+        is_gone = bool(node.machine) and node.machine not in self._placing.alive
+        if is_gone and node.is_leaving:
+            self._placing.end(node)  # it has left by that, and is not to come back anywhere
+            return
+        if is_gone and node.state.stand is not Stand.PLACING:
             self._say(f"{node.spec.name}: the machine {node.state.machine} is gone; Ray places the node anew.")
             node.machine = ""
             node.stands(Stand.PLACING, reason="its machine is gone; Ray places it anew")

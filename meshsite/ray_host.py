@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -21,6 +23,9 @@ LEAST_CPUS = 64
 #: Actors pass a few lines around; Ray would take 30 % of the memory for objects.
 OBJECT_STORE_BYTES = 80_000_000
 END_SECONDS = 20.0
+#: It takes 5 s where the machine has nothing else to do.
+START_SECONDS = 120.0
+COMMAND = (sys.executable, "-m", "meshsite.ray_host")
 #: Environment of a Ray of one's own: nobody is told of its use, and whoever connects needs the token.
 OWN_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
 
@@ -31,10 +36,10 @@ class RayHost:
     Raises OSError with what Ray said when it could not be started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str] = COMMAND, start_seconds: float = START_SECONDS) -> None:
         with TemporaryFile("w+") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "meshsite.ray_host"],
+            self._process = subprocess.Popen(  # noqa: S603
+                command,
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -42,12 +47,20 @@ class RayHost:
                 text=True,
                 process_group=0,  # a Ctrl-C at the terminal reaches the launcher alone
             )
-            assert self._process.stdout is not None  # noqa: S101  # for the type checker
-            self.address = self._process.stdout.readline().strip()
+            self.address = self._first_line(start_seconds)
             if not self.address:
-                self._process.communicate()
+                self.end()
                 errors.seek(0)
                 raise OSError((errors.read().strip().splitlines() or ["it said nothing"])[-1])
+
+    def _first_line(self, seconds: float) -> str:
+        """Empty when it ended without one. Raises OSError when none has come in time."""
+        stdout = self._process.stdout
+        assert stdout is not None  # noqa: S101  # for the type checker
+        if not select.select([stdout], [], [], seconds)[0]:
+            self.end()
+            raise OSError(f"it did not say its address within {seconds:.0f} s")
+        return stdout.readline().strip()  # it writes the line at once
 
     def end(self) -> None:
         """Returns when nothing is left of Ray."""

@@ -115,8 +115,12 @@ class RayNode:
                 "the mesh anew, so that it looks at all of them"
             )
         elif self._model_is_here():
-            while not self._stopping:
-                self._wait(self._try_port())
+            try:
+                while not self._stopping:
+                    self._wait(self._try_port())
+            finally:
+                if self._leaving is not None:
+                    self._leaving.end()
 
     def _model_is_here(self) -> bool:
         from nodes.model_files import DEFAULT_MODEL, models_dir
@@ -168,7 +172,6 @@ class RayNode:
         if self._leaving is None:
             self._leaving = self._leave(url, self._order.settings.get("MESHNET_SECRET", ""), patience)
         if child.ready_at is None or self._leaving.step():
-            self._leaving.end()
             self._stopping = True
 
     def _refuse(self, reason: str) -> None:

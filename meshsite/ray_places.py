@@ -49,6 +49,12 @@ class Room:
         wanted = {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory_bytes)}
         return {name: value for name, value in wanted.items() if value > 0}
 
+    def and_also(self, other: Room) -> Room:
+        return Room(self.cpus + other.cpus, self.gpus + other.gpus, self.memory_bytes + other.memory_bytes)
+
+    def less(self, other: Room) -> Room:
+        return Room(self.cpus - other.cpus, self.gpus - other.gpus, self.memory_bytes - other.memory_bytes)
+
     def holds(self, other: Room) -> bool:
         return self.cpus >= other.cpus and self.gpus >= other.gpus and self.memory_bytes >= other.memory_bytes
 
@@ -61,6 +67,17 @@ def interchangeable(rooms: Sequence[Room], machines: Sequence[Room]) -> list[Roo
         max(room.cpus for room in rooms), max(room.gpus for room in rooms), max(room.memory_bytes for room in rooms)
     )
     return [largest] * len(rooms) if all(machine.holds(largest) for machine in machines) else list(rooms)
+
+
+def fit_in(wanted: Sequence[Room], free: Sequence[Room]) -> bool:
+    """Whether all of them surely find room: the largest first, each where it fits first. False may be too careful."""
+    left = list(free)
+    for room in sorted(wanted, key=lambda one: (one.gpus, one.memory_bytes, one.cpus), reverse=True):
+        index = next((index for index, one in enumerate(left) if one.holds(room)), None)
+        if index is None:
+            return False
+        left[index] = left[index].less(room)
+    return True
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshsite.engine import NodeSpec, NodeState, Stand
 from meshsite.ray_cluster import RayCluster, RayMachine
-from meshsite.ray_places import Place, Room, assign, emptiest, interchangeable, why_not_placed
+from meshsite.ray_places import Place, Room, assign, emptiest, fit_in, interchangeable, why_not_placed
 
 #: An actor or group that Ray gave up is made anew after so long.
 AGAIN_SECONDS = 10.0
@@ -81,11 +81,16 @@ class Placing:
         if places is None:
             self._reserve_anew(replica)
             return []
-        if places:
-            replica.exact_at = None
-        elif replica.exact_at is not None and self._clock() >= replica.exact_at:
+        if not places and all(node.actor is None for node in replica.nodes):
+            if replica.exact_at is not None and self._clock() >= replica.exact_at:
+                self._cluster.release(replica.group)
+                self._reserve(replica, exact=True)
+        elif self._is_to_be_exact(replica, places):
+            # Its other nodes start anew, too: sessions on them go on elsewhere, or wait as for the lost stage.
             self._cluster.release(replica.group)
+            self._begin_anew(replica, "a bundle found no place that was larger than needed; smaller ones are asked for")
             self._reserve(replica, exact=True)
+            return []
         waiting = [node for node in replica.nodes if node.actor is None and not node.is_leaving]
         if waiting and all(node.bundle is None for node in replica.nodes) and len(places) == len(replica.rooms):
             self._assign(replica, places)
@@ -139,8 +144,31 @@ class Placing:
         if self._clock() < replica.reserve_at:
             return
         replica.reserve_at = self._clock() + AGAIN_SECONDS
+        self._begin_anew(replica, "Ray has removed its group of resources; another one is asked for")
+        self._reserve(replica)
+
+    def _begin_anew(self, replica: PlacedReplica, reason: str) -> None:
         for node in replica.nodes:
             self.end(node)
             node.bundle = None
-            node.stands(Stand.PLACING, reason="Ray has removed its group of resources; another one is asked for")
-        self._reserve(replica)
+            node.stands(Stand.PLACING, reason=reason)
+
+    def _is_to_be_exact(self, replica: PlacedReplica, places: dict[int, str]) -> bool:
+        """Whether bundles made alike have been without a place for long, since a machine's loss, and smaller ones would
+        find one.
+        """
+        wanted = [node.room for node in replica.nodes]
+        lives = {bundle: machine for bundle, machine in places.items() if machine in self.alive}
+        if len(lives) == len(replica.rooms) or replica.rooms == wanted or any(n.is_leaving for n in replica.nodes):
+            replica.exact_at = None
+            return False
+        if replica.exact_at is None:
+            replica.exact_at = self._clock() + EXACT_AFTER_SECONDS
+        if self._clock() < replica.exact_at:
+            return False
+        replica.exact_at = self._clock() + EXACT_AFTER_SECONDS  # asked once more then, if it would not help now
+        free = self._cluster.free()
+        for bundle, machine in lives.items():
+            if machine in free:
+                free[machine] = free[machine].and_also(replica.rooms[bundle])
+        return fit_in(wanted, list(free.values()))

@@ -14,6 +14,10 @@ from typing import Any
 SAME_REQUEST_SECONDS = 1.0
 
 
+class Stopped(Exception):  # reads as what happened
+    """A stop was asked for before the mesh was ready."""
+
+
 class StopSignals:
     """Between enter and exit SIGINT, SIGTERM and SIGHUP only wake `wait`. Main thread only.
 

@@ -25,12 +25,12 @@ from typing import Any
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError, connections
+from django.db import Error, connection, connections
 
 from meshsite import control_socket, engines, load_watch, local_mesh
 from meshsite.autoscaling import Autoscaling
 from meshsite.control_socket import ControlSocket
-from meshsite.engine import EngineRefused, NodeEngine, NodeSpec
+from meshsite.engine import EngineRefused, NodeEngine, NodeSpec, Wait
 from meshsite.launcher import Launcher
 from meshsite.load_watch import LoadWatch
 from meshsite.local_mesh import MeshRefused, Plan, Seating, Secrets
@@ -42,7 +42,7 @@ from meshsite.planned_nodes import as_planned
 from meshsite.planned_split import plan_split
 from meshsite.replicas import Replicas
 from meshsite.scaler import Scaler
-from meshsite.stop_signals import StopSignals
+from meshsite.stop_signals import Stopped, StopSignals
 from meshsite.supervisor import ChildSpec, StartFailed, Supervisor
 from nodes.errors import ModelUnavailable
 from nodes.mesh_file import MeshFile
@@ -52,10 +52,6 @@ from nodes.model_files import DEFAULT_MODEL, is_hub_id, layer_count, locate
 WATCH_SECONDS = 0.5
 #: Nodes as they are told, to nodes as they suit their machines.
 Fit = Callable[[Sequence[NodeSpec]], Sequence[NodeSpec]]
-
-
-class Stopped(Exception):  # reads as what happened
-    """A stop was asked for before the mesh was ready."""
 
 
 class Command(BaseCommand):
@@ -113,7 +109,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from None
         except ModelUnavailable as error:
             raise CommandError(error.detail) from None
-        except DatabaseError as error:
+        except Error as error:
             raise CommandError(f"The database cannot be used: {error}. Is DATABASE_URL right?") from None
 
     def _run(self, options: dict[str, Any], stop: Any) -> None:
@@ -133,7 +129,7 @@ class Command(BaseCommand):
             LoadWatch(plan.head_urls, self._say, scrape=_scrape) as load,
         ):
             engine = self._engine(options)(plan, made, os.environ, self._say)
-            plan, fit = self._by_capacity(engine, plan, options)
+            plan, fit = self._by_capacity(engine, plan, options, stop.wait)
             scaler = self._scaler(engine, plan, made, fit, options["max_replicas"], load)
             launcher = Launcher(heads, engine, scaler, record, self._say)
             self._say(starting_line(plan, name))
@@ -153,9 +149,9 @@ class Command(BaseCommand):
                 launcher.stop(stop.wait)
         self._say("The mesh has ended.")
 
-    def _by_capacity(self, engine: NodeEngine, plan: Plan, options: dict[str, Any]) -> tuple[Plan, Fit]:
+    def _by_capacity(self, engine: NodeEngine, plan: Plan, options: dict[str, Any], wait: Wait) -> tuple[Plan, Fit]:
         """The plan as it suits the engine's machines, and what that makes of nodes. Processes of this machine share it
-        evenly. Raises EngineRefused, having ended the engine.
+        evenly. Raises EngineRefused or Stopped, having ended the engine.
         """
         if options["engine"] == "local":
             return plan, lambda specs: specs
@@ -169,8 +165,9 @@ class Command(BaseCommand):
                 replicas=plan.replicas,
                 dtype=settings.MESHNET_DTYPE,
                 context_length=settings.MESHNET_CONTEXT_LENGTH,
+                wait=wait,
             )
-        except EngineRefused:
+        except (EngineRefused, Stopped):
             engine.stop(lambda seconds: True)
             raise
         stretches = tuple(stage.layers for stage in stages)
@@ -271,12 +268,13 @@ def _scrape(head_url: str) -> str:
 
 
 def _forget(urls: Collection[str]) -> bool:
-    """Deletes rows of nodes that are gone; False when the database could not be used."""
+    """Deletes rows of nodes that are gone; False when the database could not be used, or somebody holds its lock."""
     from meshsite import local_access
 
     try:
+        local_access.wait_briefly(connection)  # a Ctrl-C and the children's ends are seen after it
         local_access.forget_nodes(urls)
-    except DatabaseError:
+    except Error:
         return False
     finally:
         connections.close_all()  # children must not inherit one

@@ -82,6 +82,16 @@ def test_while_it_waits_it_says_for_whom(stage: Stage) -> None:
     assert stage.said[0] == "Waiting for node1, node2, head (12 s) …"
 
 
+def test_of_a_node_without_a_place_it_says_why(stage: Stage) -> None:
+    def wait(seconds: float) -> bool:
+        stage.engine.become("node2", Stand.PLACING, "no machine has 3 GiB of memory for it")
+        stage.clock.advance(10)
+        return stage.clock.now > 1010
+
+    assert not stage.launcher.start(wait)
+    assert stage.said[0] == "Waiting for node1, node2 (no machine has 3 GiB of memory for it), head (10 s) …"
+
+
 def test_a_node_that_refuses_ends_the_start_with_its_reason(stage: Stage) -> None:
     def wait(seconds: float) -> bool:
         stage.engine.become("node2", Stand.REFUSED, "the shoe does not fit")

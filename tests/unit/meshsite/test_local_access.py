@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 from django.contrib.auth import authenticate, get_user_model
+from django.db import OperationalError
+from django.db import connection as default
+from django.db.backends.sqlite3.base import DatabaseWrapper
 from django.http import HttpRequest
 from django.utils import timezone
 
 from generation.models import APIKey
-from meshsite.local_access import ADMIN_USER, NotLoopback, forget_nodes, make_admin, prepare
+from meshsite.local_access import ADMIN_USER, BRIEFLY_MS, NotLoopback, forget_nodes, make_admin, prepare, wait_briefly
 from nodes.models import Node
 
 pytestmark = pytest.mark.django_db
@@ -82,3 +89,16 @@ def test_no_admin_user_is_made_for_a_head_that_others_reach(head: str) -> None:
 def test_every_name_of_loopback_will_do(head: str) -> None:
     make_admin([head], "password")
     assert get_user_model().objects.get().username == ADMIN_USER
+
+
+def test_a_lock_that_somebody_holds_is_waited_for_briefly(tmp_path: Path) -> None:
+    path = tmp_path / "some.sqlite3"
+    options = {"timeout": 20, "transaction_mode": "IMMEDIATE"}
+    with closing(DatabaseWrapper({**default.settings_dict, "NAME": path, "OPTIONS": options}, "other")) as connection:
+        wait_briefly(connection)
+        with connection.cursor() as cursor:
+            assert cursor.execute("PRAGMA busy_timeout").fetchone() == (BRIEFLY_MS,)
+            with closing(sqlite3.connect(path)) as other:
+                other.execute("BEGIN EXCLUSIVE")
+                with pytest.raises(OperationalError, match="locked"):
+                    cursor.execute("CREATE TABLE some (one)")

@@ -13,11 +13,12 @@ import pytest
 from django.contrib.auth import authenticate
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest
 
 from generation.models import APIKey
-from meshsite import engines
-from meshsite.engine import EngineRefused, NodeSpec, Say
+from meshsite import engines, local_access
+from meshsite.engine import EngineRefused, NodeSpec, Say, Wait
 from meshsite.leaving_node import LeavingNode
 from meshsite.load_watch import LoadWatch
 from meshsite.local_engine import LocalEngine, local_child
@@ -25,6 +26,7 @@ from meshsite.local_mesh import Plan, Secrets, only_mesh
 from meshsite.management.commands import mesh as mesh_command
 from meshsite.mesh_processes import head_specs
 from meshsite.planned_split import PlannedStage
+from meshsite.stop_signals import Stopped
 from meshsite.supervisor import ChildSpec, is_ready
 from nodes.layers import LayerRange
 from nodes.mesh_file import MeshFile
@@ -193,6 +195,37 @@ def test_a_split_that_cannot_be_ends_the_engine_and_the_start(run: Run, monkeypa
     with pytest.raises(CommandError, match="The machines have too little memory"):
         run("--engine", "ray")
     assert len(ended) == 1
+
+
+def test_a_stop_while_machines_are_measured_ends_the_engine_and_is_no_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[LocalEngine] = []
+
+    def plan_split(*arguments: Any, wait: Wait, **options: Any) -> list[PlannedStage]:
+        raise Stopped()
+
+    monkeypatch.setattr(mesh_command, "plan_split", plan_split)
+    monkeypatch.setattr(LocalEngine, "stop", lambda self, wait: ended.append(self))
+    run("--engine", "ray")
+    assert run.out.getvalue().splitlines()[-1] == "Stopped before the mesh was ready."
+    assert len(ended) == 1
+
+
+@pytest.mark.parametrize("error", [InterfaceError, OperationalError])
+def test_rows_that_cannot_be_deleted_now_are_no_error_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    steps: list[str] = []
+
+    def forget(urls: Any) -> None:
+        steps.append("forget")
+        raise error("the database is away")
+
+    monkeypatch.setattr(local_access, "wait_briefly", lambda connection: steps.append("wait briefly"))
+    monkeypatch.setattr(local_access, "forget_nodes", forget)
+    assert not mesh_command._forget({"http://a"})
+    assert steps == ["wait briefly", "forget"]
 
 
 def test_layers_that_do_not_hold_the_model_once_are_refused(run: Run) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshsite.engine import NodeState, Stand
-from meshsite.mesh_record import MeshRecord
+from meshsite.mesh_record import AGAIN_SECONDS, MeshRecord
 from nodes.layers import LayerRange
 from nodes.mesh_file import MeshFile
 from tests.conftest import Clock
@@ -84,12 +84,15 @@ def test_a_file_that_cannot_be_written_ends_nothing_and_is_written_later(tmp_pat
     assert stage.written() == ("http://a",)
 
 
-def test_what_the_database_could_not_do_is_tried_again(tmp_path: Path, clock: Clock) -> None:
+def test_what_the_database_could_not_do_is_tried_again_but_not_at_each_look(tmp_path: Path, clock: Clock) -> None:
     stage = Stage(tmp_path, clock)
     stage.database_works = False
     stage.record.begin([node("a", 1, 1)])
-    stage.record.note([])
+    for _ in range(3):
+        stage.record.note([])
+    assert stage.forgotten == [{"http://a"}]
     stage.database_works = True
-    stage.record.note([])
-    stage.record.note([])
-    assert stage.forgotten == [{"http://a"}] * 2
+    for _ in range(3):
+        clock.advance(AGAIN_SECONDS)
+        stage.record.note([])
+    assert stage.forgotten == [{"http://a"}] * 3, "the second for the one put off and that of 10 s, the third of 30 s"

@@ -12,6 +12,7 @@ import pytest
 
 from meshsite.engine import EngineRefused
 from meshsite.planned_split import machine_text, plan_split
+from meshsite.stop_signals import Stopped
 from nodes.layers import LayerRange
 from nodes.machines import Machine
 from nodes.mesh_plan import MachineText
@@ -80,6 +81,11 @@ def test_a_plan_that_does_not_end_is_refused() -> None:
 
     with pytest.raises(EngineRefused, match=r"did not end within 180 s\. Name the cut with --layers"):
         plan_split("m", 1, MACHINES, run=run)
+
+
+def test_a_stop_ends_the_planning() -> None:
+    with pytest.raises(Stopped):
+        plan_split("m", 1, MACHINES, wait=lambda seconds: True)
 
 
 def test_a_cut_by_hand_is_passed_on() -> None:

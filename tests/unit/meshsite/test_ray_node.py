@@ -187,6 +187,15 @@ def test_a_retired_node_ends_once_it_has_drained(actor: Actor) -> None:
     assert actor.leaving.asked == [(url, "s", 60.0)]
 
 
+def test_a_retired_node_that_is_stopped_is_not_asked_any_more(actor: Actor) -> None:
+    actor.child.ready_at = 1.0
+    actor.node.retire(60.0)
+    wait_until(lambda: actor.leaving.asked, 5)
+    actor.node.stop()
+    actor.wait_for("left")
+    assert actor.leaving.has_ended
+
+
 def test_a_retired_node_that_does_not_serve_ends_at_once(actor: Actor) -> None:
     actor.node.retire(60.0)
     actor.wait_for("left")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshsite.engine import NodeSpec
-from meshsite.ray_places import Place, Room, assign, emptiest, why_not_placed
+from meshsite.ray_places import Place, Room, assign, emptiest, fit_in, why_not_placed
 from nodes.layers import LayerRange
 
 GIB = 2**30
@@ -117,3 +117,12 @@ def test_it_says_why_a_node_has_no_machine(wanted: Room, there: list[Room], word
 )
 def test_ray_is_asked_for_what_a_node_cannot_share(asked: dict[str, Any], bundle: dict[str, float]) -> None:
     assert Room.of(NodeSpec("node1", 1, 1, LayerRange(0, 2), {}, **asked)).bundle() == bundle
+
+
+def test_what_fits_into_what_is_free() -> None:
+    machine = Room(2, 1, 8)
+    assert fit_in([Room(1, 0, 2), Room(1, 0, 5)], [machine])
+    assert fit_in([Room(1, 0, 2), Room(1, 0, 7), Room(1, 1, 0)], [machine, Room(1, 0, 2)])
+    assert not fit_in([Room(1, 0, 2), Room(1, 0, 7)], [machine])
+    assert not fit_in([Room(1, 0, 1)] * 3, [machine]), "the processors are shared no further"
+    assert not fit_in([Room(0.5, 1, 0)] * 2, [machine])

@@ -71,6 +71,8 @@ def accept(announcement: Announcement, address: str, *, now: datetime | None = N
         return _leave(url, announcement, now)
     row = Node.objects.filter(url=url).first()
     if row is None or not _beat(row, announcement, address, now):
+        # As it is by now: its good-bye may have come in between.
+        row = Node.objects.filter(url=url).first()
         if row is not None and row.left_at is not None and row.boot_id == announcement.boot_id:
             raise NotVerified("This node has said good-bye: it must start anew to come back.")
         if row is None:

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 SEND_SECONDS = 5.0
 #: A process that leaves does not wait long for its heads.
 GOODBYE_SECONDS = 1.0
+#: How much of that a good-bye waits for the beat before it.
+LAST_BEAT_SECONDS = 0.5
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 10.0
 #: A pause is cut by as much as this share, at random: of a beat, and of the pause after a failure.
@@ -69,6 +71,7 @@ class HeadVoice:
         self._said = ""
         self._wake = threading.Event()
         self._stopping = False
+        self._speaking = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"meshnet-announcer {head.url}", daemon=True)
 
     def start(self) -> None:
@@ -104,10 +107,15 @@ class HeadVoice:
         return max(min(self._seconds, float(wanted)), SHORTEST_BEAT_SECONDS) if is_number(wanted) else self._seconds
 
     def say_goodbye(self) -> None:
+        # A beat that is under way comes first, if it does not take long: the head could take it for news otherwise.
+        waited = self._speaking.acquire(timeout=LAST_BEAT_SECONDS)
         try:
             self._head.announce({**self._describe().as_json(), "state": "leaving"}, timeout=GOODBYE_SECONDS)
         except MeshnetError as error:
             logger.info("%s could not be told good-bye: %s", self._head.url, error.detail)
+        finally:
+            if waited:
+                self._speaking.release()
 
     def _say(self, line: str, level: int = logging.WARNING) -> None:
         # What is said to a process on its way out is no news: a late beat may come in after its good-bye.
@@ -119,7 +127,10 @@ class HeadVoice:
         while not self._stopping:
             self._wake.clear()
             try:
-                pause = self.turn()
+                with self._speaking:
+                    if self._stopping:
+                        return
+                    pause = self.turn()
             except Exception:  # whatever it was, the next beat must come
                 logger.exception("An announcement to %s failed.", self._head.url)
                 pause = LONGEST_PAUSE_SECONDS

@@ -48,6 +48,7 @@ def running_nginx(heads: Sequence[int], **values: str) -> Iterator[str]:
         identity = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
     port = free_port()
     (folder / "meshnet.conf").write_text(configuration(port, heads, **values))
+    (folder / "meshnet.conf").chmod(0o644)  # whatever this process's umask is
     with (folder / "nginx.log").open("wb") as log:
         process = subprocess.Popen(
             [BINARY, "-p", str(folder), "-c", str(folder / "meshnet.conf"), "-g", "daemon off;"],

@@ -177,4 +177,6 @@ def test_each_replica_of_a_stage_fails_in_turn_and_the_first_is_taken_again(mesh
     stage.arm(12, fault)
     check_whole(ask(mesh, PROMPT, TOKENS), matrix.greedy, TOKENS)
     assert set(left) == {replica.url for replica in stage.replicas}
-    assert mesh.last_row()["failovers"] == 3
+    events = [detail for _, event, detail in mesh.last_row()["timeline"] if event == "failover"]
+    # Others are of a plan on old news: the test before may have had a stranger in a node's place.
+    assert len([detail for detail in events if detail.startswith("compute_failed")]) == 3, events

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,15 @@ class Run:
         fake = fake_spec(spec.name, int(spec.url.rpartition(":")[2]), FAKE_MODE=self.modes.get(spec.name, "serve"))
         self.specs.append(replace(fake, env={**spec.env, **fake.env}))
         return self.specs[-1]
+
+
+@pytest.fixture(autouse=True)
+def umask() -> Iterator[None]:
+    """The command keeps what it writes to its user; the tests after these have their own again."""
+    former = os.umask(0o022)
+    os.umask(former)
+    yield
+    os.umask(former)
 
 
 @pytest.fixture

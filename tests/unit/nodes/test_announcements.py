@@ -179,6 +179,21 @@ def test_a_late_beat_does_not_undo_a_good_bye_and_a_new_start_does(mesh: Mesh) -
     assert Node.objects.get().left_at is None
 
 
+def test_a_beat_that_a_good_bye_overtakes_does_not_undo_it(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh.join(announcement())
+    beat = announcements._beat
+
+    def overtaken(*arguments: Any) -> bool:
+        monkeypatch.setattr(announcements, "_beat", beat)
+        mesh.accept(announcement(state="leaving"))
+        return beat(*arguments)
+
+    monkeypatch.setattr(announcements, "_beat", overtaken)
+    with pytest.raises(NotVerified, match="good-bye"):
+        mesh.accept(announcement(state="draining"))
+    assert roster(NOW) == []
+
+
 def test_the_good_bye_of_an_older_process_changes_nothing(mesh: Mesh) -> None:
     mesh.join(announcement(boot_id=OTHER_BOOT))
     row = mesh.accept(announcement(state="leaving"))

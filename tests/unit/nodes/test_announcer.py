@@ -148,6 +148,19 @@ def test_good_bye_is_said_once_to_all_and_is_the_last_word(monkeypatch: pytest.M
     assert [head.states.count("leaving") for head in heads] == [1, 1, 1]
 
 
+def test_good_bye_comes_after_a_beat_that_is_under_way() -> None:
+    head = FakeHead()
+    head.hangs.clear()
+    announcer = Announcer([head], announcement, 3600)
+    announcer.start()
+    wait_until(lambda: announcer._voices[0]._speaking.locked())
+    leaving = threading.Thread(target=announcer.say_goodbye)
+    leaving.start()
+    head.hangs.set()
+    leaving.join(10)
+    assert head.states == ["ready", "leaving"]
+
+
 def test_good_bye_does_not_wait_for_a_silent_head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GOODBYE_SECONDS", 0.05)
     silent, other = FakeHead("http://silent:1"), FakeHead()

@@ -28,8 +28,8 @@ DOCUMENTED = {
     for status in statuses.split(", ")
     for code in re.findall(r"`(\w+)`", codes)
 }
-#: Errors of nodes among themselves, of loading and of announcing: none of them comes of an answer.
-ELSEWHERE = {"too_many_nodes", "shard_refused", "model_unavailable"}
+#: Errors of nodes among themselves, of loading, of planning and of announcing: none of them comes of an answer.
+ELSEWHERE = {"too_many_nodes", "shard_refused", "model_unavailable", "split_refused"}
 
 
 def every_error() -> Iterator[Exception]:

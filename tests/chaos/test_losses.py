@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,16 +48,23 @@ def test_two_nodes_of_the_route_die_at_once(mesh: ChaosMesh, matrix: Matrix, ste
     wait_until(mesh.is_idle, 5)
 
 
+def failovers(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """The error's code and the node of each, by the generation's time line."""
+    events = [event["detail"] for event in row["timeline"] if event["event"] == "failover"]
+    return [(detail.split(" on ")[0], detail.rpartition(" ")[2]) for detail in events]
+
+
 @pytest.mark.parametrize("second", [0, 1, further(2)])
 def test_another_node_dies_while_the_text_is_prefilled_again(mesh: ChaosMesh, matrix: Matrix, second: int) -> None:
     """The replacement itself, one before it, or one behind it."""
-    fell: list[str] = []
+    hit: list[str] = []
 
     def first_fault(replica: Replica, forward: Forward) -> None:
+        hit.append(replica.url)
         mesh.stages[second].arm(1, second_fault)
 
     def second_fault(replica: Replica, forward: Forward) -> bytes | None:
-        fell.append(replica.url)
+        hit.append(replica.url)
         replica.served.kill()
         return forward()
 
@@ -64,8 +72,11 @@ def test_another_node_dies_while_the_text_is_prefilled_again(mesh: ChaosMesh, ma
     check_whole(ask(mesh, PROMPT, TOKENS, seed=matrix.seed), matrix.sampled, TOKENS)
     row = mesh.last_row()
     check_repaired(mesh.stages[1], row)
-    assert len(fell) == 1
-    assert (row["failovers"], row["prefills"]) == (2, 3)
+    assert len(hit) == 2
+    left = failovers(row)
+    # Others are of plans on old news: the test before may have left a node that is only now known to be back.
+    assert [node for _, node in left if node in hit] == hit, left
+    assert row["prefills"] == len(left) + 1
     wait_until(mesh.is_idle, 5)
 
 
@@ -177,6 +188,5 @@ def test_each_replica_of_a_stage_fails_in_turn_and_the_first_is_taken_again(mesh
     stage.arm(12, fault)
     check_whole(ask(mesh, PROMPT, TOKENS), matrix.greedy, TOKENS)
     assert set(left) == {replica.url for replica in stage.replicas}
-    events = [detail for _, event, detail in mesh.last_row()["timeline"] if event == "failover"]
     # Others are of a plan on old news: the test before may have had a stranger in a node's place.
-    assert len([detail for detail in events if detail.startswith("compute_failed")]) == 3, events
+    assert [node for code, node in failovers(mesh.last_row()) if code == "compute_failed"] == left

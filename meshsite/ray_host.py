@@ -38,7 +38,7 @@ class RayHost:
 
     def __init__(self, command: Sequence[str] = COMMAND, start_seconds: float = START_SECONDS) -> None:
         with TemporaryFile("w+") as errors:
-            self._process = subprocess.Popen(  # noqa: S603
+            self._process = subprocess.Popen(  # noqa: S603  # a module of our own
                 command,
                 cwd=ROOT,
                 stdin=subprocess.PIPE,

@@ -19,7 +19,7 @@ def measure(folder: str) -> dict[str, Any]:
     device = "cuda" if gpu_bytes else "cpu"
     # In a process of its own, which gives torch's memory back when it ends.
     command = [sys.executable, "-m", "nodes.machine_speed", "--device", device]
-    printed = subprocess.run(  # noqa: S603
+    printed = subprocess.run(  # noqa: S603  # a module of our own
         command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=True
     ).stdout
     return {"bytes_per_second": float(printed), "cores": len(os.sched_getaffinity(0)), "gpu_bytes": gpu_bytes}

@@ -32,7 +32,7 @@ def run_stoppable(
     left then. A Ctrl-C at the terminal reaches this process alone.
     """
     until = clock() + timeout
-    process = subprocess.Popen(  # noqa: S603
+    process = subprocess.Popen(  # noqa: S603  # a command of our own
         command,
         cwd=cwd,
         env=env,

@@ -99,7 +99,7 @@ def is_ready(url: str) -> bool:
 
 
 def launch(spec: ChildSpec, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603
+    return subprocess.Popen(  # noqa: S603  # what the launcher made, by no shell
         list(spec.command),
         cwd=spec.folder,
         env=dict(spec.env),

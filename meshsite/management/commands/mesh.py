@@ -214,7 +214,7 @@ class Command(BaseCommand):
     def _fetch(self, model: str, stop: Any) -> None:
         """`manage.py fetch_model` as a process, whose torch does not stay in this one's memory."""
         command = [sys.executable, "manage.py", "fetch_model", model]
-        process = subprocess.Popen(  # noqa: S603
+        process = subprocess.Popen(  # noqa: S603  # a command of our own
             command,
             cwd=settings.BASE_DIR,
             env={**os.environ, "MESHNET_VAR_DIR": str(settings.MESHNET_VAR_DIR)},
